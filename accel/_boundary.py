@@ -1,0 +1,138 @@
+"""The end of a window: the one place where gradients become a step.
+
+In this order and nowhere else: reduce what is not yet reduced, unscale, clip, agree on overflow, step or skip, move the scale, move
+the scheduler (only when stepped), zero the gradients, make buffers equal, cut.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from accel._gradsync import GradSync
+from accel._window import VANISHED, Window, parameters_of
+from accel.backend import Backend
+from accel.errors import ArgumentError, WindowError
+from accel.scaler import Scaler
+
+
+class StepResult(NamedTuple):
+    """What one `Session.step` did. `grad_norm` and `loss_scale` stay on the device (0-dim fp32); reading one waits for it."""
+
+    boundary: bool  # the micro-batch ended a window
+    stepped: bool  # the optimizers moved
+    skipped: bool  # they did not, because a gradient overflowed
+    grad_norm: torch.Tensor | None  # unscaled, before clipping; None unless clip_norm was given
+    loss_scale: torch.Tensor | None  # that the gradients were computed with; None without loss scaling
+
+
+INSIDE_WINDOW = StepResult(False, False, False, None, None)
+
+
+class Boundary:
+    """Carries out the end of a window for one session."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        window: Window,
+        sync: GradSync,
+        scaler: Scaler | None,
+        clip_norm: float | None,
+        names: dict[int, str],
+    ) -> None:
+        self._device = backend.device
+        self._collective = backend.collective
+        self._lazy_flush = backend.device.flush if backend.kind == "lazy" else None
+        self._alone = backend.collective.world_size == 1
+        self._window = window
+        self._sync = sync
+        self._scaler = scaler
+        self._clip_norm = clip_norm
+        self._names = names  # of the prepared parameters, by id
+        self.steps = 0  # boundaries reached
+
+    def run(self, optimizers: tuple[Any, ...], scheduler: Any) -> StepResult:
+        if scheduler is not None:
+            _check_scheduler(scheduler)
+        window = self._window
+        window.end_micro_batch(optimizers)
+        self.steps += 1
+        if not window.backwards:
+            window.reset()
+            return StepResult(True, False, False, None, None)
+        everywhere = True if self._alone else self._sync.finish(list(parameters_of(optimizers)))
+        factor = window.rescale() if not window.weighted else self._weight_factor()
+        norm, scale, skipped = None, None, False
+        if self._scaler is None and self._clip_norm is None and factor is None:
+            if not any(p.grad is not None for p in parameters_of(optimizers)):
+                raise WindowError(f"step() found no gradient at all: {VANISHED}")
+        else:
+            norm, scale, skipped = self._finish_gradients(optimizers, factor, everywhere)
+        if not skipped:
+            for optimizer in optimizers:
+                optimizer.step()
+            if scheduler is not None:
+                for one in scheduler if isinstance(scheduler, (list, tuple)) else (scheduler,):
+                    one.step()
+        for optimizer in optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        if not self._alone:
+            self._sync.sync_buffers()
+        window.reset()
+        if self._lazy_flush is not None:
+            self._lazy_flush()
+        return StepResult(True, not skipped, skipped, norm, scale)
+
+    def _finish_gradients(
+        self, optimizers: tuple[Any, ...], factor: float | torch.Tensor | None, everywhere: bool
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, bool]:
+        """Unscale, rescale and clip; whether the step must be skipped."""
+        parameters = _unique(p for p in parameters_of(optimizers) if p.grad is not None)
+        grads = [p.grad for p in parameters if p.grad is not None]
+        if not grads:
+            raise WindowError(f"step() found no gradient at all: {VANISHED}")
+        scaler, skipped, scale = self._scaler, False, None
+        if scaler is not None:
+            scale = scaler.tensor.clone()
+            found = scaler.unscale(grads, factor)
+        elif factor is not None:
+            torch._foreach_mul_(grads, factor)
+        norm = None if self._clip_norm is None else get_total_norm(grads)
+        if scaler is not None:
+            if not everywhere:  # DDP's sum carries an inf to every rank by itself; rank-local gradients do not (T13)
+                self._collective.all_reduce(found, "max")
+            skipped = bool(found.item())  # the one host read of a boundary
+            scaler.update(skipped)
+            if skipped:
+                named = ((self._names.get(id(p), "(not prepared)"), g) for p, g in zip(parameters, grads, strict=True))
+                scaler.check_skips(named, self.steps, self._collective.rank)
+        if norm is not None and not skipped and self._clip_norm != float("inf"):
+            clip_grads_with_norm_(parameters, cast(float, self._clip_norm), norm)
+        return norm, scale, skipped
+
+    def _weight_factor(self) -> torch.Tensor:
+        """world_size / sum of weights over ranks and micro-batches: turns the mean over ranks of sum(w*g) into the weighted mean.
+
+        Where all weights are 0 there is nothing to learn from: the factor is 0 and the gradient with it.
+        """
+        weight, device = self._window.weight, self._device.torch_device
+        total = torch.as_tensor(weight, dtype=torch.float32, device=device).reshape(()).clone()
+        self._collective.all_reduce(total, "sum")
+        return torch.where(total > 0, self._collective.world_size / total, torch.zeros_like(total))
+
+
+def _check_scheduler(scheduler: Any) -> None:
+    for one in scheduler if isinstance(scheduler, (list, tuple)) else (scheduler,):
+        if isinstance(one, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            raise ArgumentError(
+                "step(scheduler=ReduceLROnPlateau): it needs a metric; call scheduler.step(metric) after the evaluation instead"
+            )
+
+
+def _unique(parameters: Any) -> list[torch.Tensor]:
+    """Without repeats: a tied weight, or one that two optimizers hold, counts once in the norm."""
+    return list({id(p): p for p in parameters}.values())
+

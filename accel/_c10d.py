@@ -1,0 +1,200 @@
+"""`C10dTransport`: the transport over `torch.distributed`, common to every eager backend (gloo, nccl, hccl).
+
+Owns the process group's life and the translation of `Transport` into torch.distributed calls. A vendor's `transport.py` gives
+the c10d backend's name and what that backend carries and reduces natively.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+
+from accel._tensors import joined
+from accel.errors import BackendError
+from accel.transport import Handle, Transport
+
+REDUCE = {
+    "sum": dist.ReduceOp.SUM,
+    "mean": dist.ReduceOp.AVG,
+    "min": dist.ReduceOp.MIN,
+    "max": dist.ReduceOp.MAX,
+    "product": dist.ReduceOp.PRODUCT,
+}
+# Newer names of the same operations; the old ones warn from torch 2.13 on.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+class C10dHandle(Handle):
+    """A c10d `Work`. `blocks`: its wait blocks the host and may be sliced (gloo), instead of ordering streams (nccl, hccl)."""
+
+    def __init__(self, work: Any, blocks: bool, finish: Callable[[], object] | None = None) -> None:
+        self._work = work
+        self._blocks = blocks
+        self._finish = finish
+        self._finished = False
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if self._finished:
+            return True
+        if self._blocks and timeout is not None:
+            try:
+                self._work.wait(timedelta(seconds=timeout))
+            except RuntimeError:
+                if not self._work.is_completed():
+                    return False
+                self._work.wait()  # over meanwhile: returns at once, or raises the real error
+        else:
+            self._work.wait()
+        if self._finish is not None:
+            self._finish()
+        self._finished = True
+        return True
+
+    def done(self) -> bool:
+        return self._finished or bool(self._work.is_completed())
+
+
+class ThreadedHandle(Handle):
+    """A send or receive on a blocking fabric, waited for on a thread of its own.
+
+    A gloo receive whose wait times out is lost and takes the connection with it, so its wait cannot be sliced as that of the
+    other operations can (seen with torch 2.13).
+    """
+
+    def __init__(self, work: Any) -> None:
+        self._work = work
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="accel-p2p", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._work.wait()
+        except RuntimeError as error:
+            self._error = error
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            return False
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def done(self) -> bool:
+        return not self._thread.is_alive()
+
+
+class C10dTransport(Transport):
+    """Tensor operations through torch.distributed's default process group, made here or found."""
+
+    c10d_backend: ClassVar[str]
+    blocks: ClassVar[bool] = False  # True where waiting blocks the host (gloo); False where it orders streams
+
+    def __init__(self) -> None:
+        self._device = torch.device("cpu")
+        self._created = False
+        self._groups: list[Any] = []
+
+    def init(self, store: Any, rank: int, world_size: int, timeout: float, device: torch.device) -> None:
+        self._device = device
+        if dist.is_initialized():
+            self._accept(rank, world_size)
+            return
+        dist.init_process_group(
+            self.c10d_backend,
+            store=store,
+            rank=rank,
+            world_size=world_size,
+            timeout=timedelta(seconds=timeout),
+            device_id=None if device.type == "cpu" else device,
+        )
+        self._created = True
+        self._groups.append(dist.group.WORLD)
+        if self.blocks:
+            atexit.register(self._keep)
+
+    def all_reduce(self, tensors: Sequence[torch.Tensor], op: str, group: Any) -> Handle:
+        if len(tensors) == 1:
+            return self._handle(dist.all_reduce(tensors[0], REDUCE[op], group, async_op=True))
+        flat, unpack = joined(tensors)
+        return C10dHandle(dist.all_reduce(flat, REDUCE[op], group, async_op=True), self.blocks, unpack)
+
+    def all_gather(self, out: torch.Tensor, tensor: torch.Tensor, group: Any) -> Handle:
+        return self._handle(_all_gather(out, tensor.unsqueeze(0), group, async_op=True))
+
+    def reduce_scatter(self, out: torch.Tensor, tensor: torch.Tensor, op: str, group: Any) -> Handle:
+        return self._handle(_reduce_scatter(out.unsqueeze(0), tensor, REDUCE[op], group, async_op=True))
+
+    def broadcast(self, tensor: torch.Tensor, src: int, group: Any) -> Handle:
+        return self._handle(dist.broadcast(tensor, src, group, async_op=True))
+
+    def all_to_all(self, out: torch.Tensor, tensor: torch.Tensor, group: Any) -> Handle:
+        return self._handle(dist.all_to_all_single(out, tensor, group=group, async_op=True))
+
+    def send(self, tensor: torch.Tensor, dst: int, group: Any) -> Handle:
+        return self._point_to_point(dist.isend(tensor, dst, group))
+
+    def recv(self, tensor: torch.Tensor, src: int, group: Any) -> Handle:
+        return self._point_to_point(dist.irecv(tensor, src, group))
+
+    def new_group(self, ranks: Sequence[int], timeout: float) -> Any:
+        group = dist.new_group(list(ranks), timeout=timedelta(seconds=timeout), backend=self.c10d_backend)
+        if dist.get_rank() in ranks:
+            self._groups.append(group)
+        return group
+
+    def abort(self) -> None:
+        """Streams: abort the communicators. gloo: nothing releases a blocked operation (torch 2.13), so let go of it."""
+        if self.blocks:
+            self._keep()
+            return
+        for group in self._groups:
+            group.abort()
+
+    def destroy(self) -> None:
+        """Leave what was created here; a process group that the user had initialised stays."""
+        atexit.unregister(self._keep)
+        created, self._groups = self._groups, []
+        if self._created:
+            self._created = False
+            dist.destroy_process_group()
+            return
+        for group in created:
+            dist.destroy_process_group(group)
+
+    def _accept(self, rank: int, world_size: int) -> None:
+        """Use the process group that the user has initialised, where it is the one that we would have made."""
+        found = dict(part.split(":") for part in dist.get_backend_config().split(","))
+        theirs = (found.get(self._device.type), dist.get_rank(), dist.get_world_size())
+        ours = (self.c10d_backend, rank, world_size)
+        if theirs != ours:
+            raise BackendError(
+                f"torch.distributed is already initialised with backend, rank, world size {theirs} for device type "
+                f"{self._device.type!r}; accel needs {ours}: initialise it so, or leave it to accel.init"
+            )
+
+    def _handle(self, work: Any) -> Handle:
+        return C10dHandle(work, self.blocks)
+
+    def _point_to_point(self, work: Any) -> Handle:
+        return ThreadedHandle(work) if self.blocks else C10dHandle(work, False)
+
+    def _keep(self) -> None:
+        """Keep gloo's groups from ever being destroyed: their destructor joins worker threads, and a thread in an operation
+        whose peer never comes would hold up the end of the process until the group's time limit (torch 2.13)."""
+        for group in self._groups:
+            keep_forever(group._get_backend(self._device))
+
+
+def keep_forever(obj: object) -> None:
+    """Give `obj` a reference that nothing releases, so that its destructor never runs."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(obj))

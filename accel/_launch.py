@@ -1,0 +1,210 @@
+"""`Launcher`: how a collective runs - checked between ranks, encoded, sent, waited for, decoded, written back.
+
+Owns what is in flight and whether the fabric is still usable. `accel.collective` says what each operation is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from accel._checks import Checker, Signature
+from accel._lowering import Plan
+from accel._tensors import dense, joined
+from accel._timeout import countdown, seconds
+from accel._wait import HandleSet, translated
+from accel._work import Work
+from accel.control import ControlPlane
+from accel.device import Device
+from accel.errors import CollectiveError, CollectiveTimeout
+from accel.transport import Handle, Transport
+
+Start = Callable[[], tuple[Handle, Callable[[], Any]]]  # sends; gives the handle and what makes the result once it has come
+
+
+@dataclass(eq=False)
+class Group:
+    """Some ranks of the job, as `new_group` returns them. `ranks` are global and ascending."""
+
+    name: str
+    ranks: tuple[int, ...]
+    handle: Any = None  # what the transport calls it; None for all ranks
+    checker: Checker | None = None
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+    def contains(self, rank: int) -> bool:
+        return rank in self.ranks
+
+
+@dataclass
+class Call:
+    """One operation: what all ranks must agree on, what it touches, and how its caller wants to wait."""
+
+    signature: Signature
+    tensors: Sequence[torch.Tensor]
+    group: Group
+    async_op: bool
+    timeout: float | timedelta | None
+
+
+class Launcher:
+    """Runs calls over one transport. `joined`: whether the fabric may be used."""
+
+    def __init__(self, transport: Transport, device: Device, control: ControlPlane, timeout: float) -> None:
+        self.joined = False
+        self.stuck = False  # a wait failed while its operation was in flight, where it may stay for ever
+        self.transport = transport
+        self.device = device
+        self.control = control
+        self.timeout = timeout
+        self._pending: list[Work] = []
+
+    def run(self, call: Call, start: Start, alone: Callable[[], Any]) -> Work:
+        """Check, send, and wait unless the call is asynchronous. `alone`: the result where there is nothing to send."""
+        limit = self.timeout if call.timeout is None else seconds(call.timeout)
+        left = countdown(limit)
+        self.require_joined()
+        self.drain(call.tensors)
+        watch = CallWatch(self, call)
+        checker = call.group.checker
+        if checker is not None and call.signature.kind not in ("send", "recv"):
+            watch.number = checker.begin(call.signature, left())
+        if call.group.size == 1 or not any(t.numel() for t in call.tensors):
+            with torch.no_grad():
+                result = alone()
+            return Work(None, lambda: result, call.tensors, watch, limit)
+        with translated(watch.describe, self.control.check_abort), torch.no_grad():
+            handle, finish = start()
+        work = Work(handle, finish, call.tensors, watch, limit)
+        if call.async_op:
+            self._pending.append(work)
+        else:
+            work.wait(left())
+        return work
+
+    def fused(self, plans: Sequence[Plan], call: Call, send: Callable[[list[torch.Tensor], str], Handle], result: Any) -> Start:
+        """An in-place operation on many tensors: one launch for each pair of dtype and reduction on the wire."""
+
+        def start() -> tuple[Handle, Callable[[], Any]]:
+            targets = [t.detach() for t in call.tensors]
+            wires = [encoded(plan, target) for plan, target in zip(plans, targets, strict=True)]
+            launches: dict[tuple[torch.dtype, str], list[torch.Tensor]] = {}
+            for plan, wire in zip(plans, wires, strict=True):
+                if wire.numel():
+                    launches.setdefault((wire.dtype, plan.op), []).append(wire)
+            handles = [send(together, op) for (_, op), together in launches.items()]
+
+            def finish() -> Any:
+                for plan, wire, target in zip(plans, wires, targets, strict=True):
+                    values = decoded(plan, wire, call.group.size)
+                    if values is not target:
+                        target.copy_(values)
+                return result
+
+            return handles[0] if len(handles) == 1 else HandleSet(handles), finish
+
+        return start
+
+    def drain(self, tensors: Sequence[torch.Tensor] | None) -> None:
+        """Complete operations that are over, and those that share memory with `tensors` (None: all): users may drop a `Work`."""
+        if not self._pending:
+            return
+        storages = None if tensors is None else {_storage(t) for t in tensors}
+        waiting, self._pending = self._pending, []
+        while waiting:
+            work = waiting.pop(0)
+            if storages is None or work.done() or any(_storage(t) in storages for t in work.tensors):
+                try:
+                    work.wait()
+                except CollectiveError:
+                    self._pending += waiting
+                    raise
+            else:
+                self._pending.append(work)
+
+    def require_joined(self) -> None:
+        if self.control.world_size > 1 and not self.joined:
+            raise CollectiveError(f"rank {self.control.rank} has left the fabric (destroyed): start a new session")
+
+    def abort(self) -> None:
+        """Wait for nothing that is in flight."""
+        self._pending.clear()
+        if self.joined:
+            self.transport.abort()
+
+    def destroy(self) -> None:
+        """Finish what is in flight and leave the fabric. Harmless when called again."""
+        if not self.joined:
+            return
+        try:
+            self.drain(None)
+        except CollectiveError:
+            self.stuck = True
+            raise
+        finally:
+            if self.stuck:
+                self.abort()
+            self.joined = False
+            self.transport.destroy()
+
+
+class CallWatch:
+    """What the wait of one call asks: look around while it is slow, and what to say when it fails."""
+
+    def __init__(self, launcher: Launcher, call: Call) -> None:
+        self.number = 0  # of the call in its group; 0 where it is not compared between ranks
+        self._launcher = launcher
+        self._call = call
+
+    def check_abort(self) -> None:
+        self._launcher.control.check_abort()
+
+    def slow(self, left: float) -> None:
+        self.check_abort()
+        if self.number and self._call.group.checker is not None:
+            self._call.group.checker.look(self.number, self._call.signature, left)
+
+    def timed_out(self, limit: float) -> CollectiveTimeout:
+        checker = self._call.group.checker
+        absent = checker.absent(self.number) if checker is not None and self.number else ""
+        return CollectiveTimeout(f"{self.describe()} timed out after {limit:.3g} s" + (f": no sign of {absent}" if absent else ""))
+
+    def left_hanging(self) -> None:
+        self._launcher.stuck = True
+
+    def describe(self) -> str:
+        control = self._launcher.control
+        return f"{self._call.signature} in group {self._call.group.name!r} on rank {control.rank} of {control.world_size}"
+
+    def synchronize(self) -> None:
+        self._launcher.device.flush()
+        self._launcher.device.synchronize()
+
+
+def fused_broadcast(transport: Transport, wires: list[torch.Tensor], root: int, group: Any) -> Handle:
+    """One broadcast of `wires`, which have one dtype."""
+    if len(wires) == 1:
+        return transport.broadcast(wires[0], root, group)
+    flat, unpack = joined(wires)
+    return HandleSet([transport.broadcast(flat, root, group)], unpack)
+
+
+def encoded(plan: Plan, values: torch.Tensor) -> torch.Tensor:
+    """The contiguous wire tensor of `values`; `values` itself where nothing needs to change."""
+    return plan.encode(dense(values)).contiguous() if plan.encode else dense(values)
+
+
+def decoded(plan: Plan, wire: torch.Tensor, size: int) -> torch.Tensor:
+    """Values of the caller's dtype from the wire result of a group of `size`."""
+    return plan.decode(wire, size) if plan.decode else wire
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)

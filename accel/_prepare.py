@@ -1,0 +1,91 @@
+"""Preparing a model and its optimizers: checks, placement on the device, and one broadcast of rank 0's state.
+
+Placement keeps ties and re-points optimizers where a backend makes new parameters (`module.to(xla)` does).
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import nn
+
+from accel.errors import ArgumentError, ModelError
+
+HALF = (torch.float16, torch.bfloat16)
+
+
+def check(model: object, optimizers: tuple[Any, ...]) -> None:
+    """Raise `ArgumentError` or `ModelError`, before anything is moved, for what cannot be trained."""
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(f"prepare(model={type(model).__name__}): expected a torch.nn.Module first, then its optimizers")
+    named = dict(model.named_parameters())
+    for name, parameter in named.items():
+        if parameter.dtype in HALF:
+            raise ModelError(
+                f"prepare(model): parameter {name!r} is {parameter.dtype}; master weights must be float32 in every precision policy. "
+                "Do not call model.half() or .bfloat16(); choose accel.init(precision=...) instead"
+            )
+    for name, buffer in model.named_buffers():
+        if buffer.dtype in HALF:
+            raise ModelError(f"prepare(model): buffer {name!r} is {buffer.dtype}; statistics must be float32 in every precision policy")
+    _check_devices(named)
+    mine = {id(parameter) for parameter in named.values()}
+    for position, optimizer in enumerate(optimizers, 1):
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise ArgumentError(f"prepare(argument {position + 1} is {type(optimizer).__name__}): expected a torch.optim.Optimizer")
+        if inspect.signature(optimizer.step).parameters.get("closure", _OPTIONAL).default is inspect.Parameter.empty:
+            raise ArgumentError(f"prepare({type(optimizer).__name__}): its step needs a closure, which would run collectives at will; use another optimizer")
+        for g, group in enumerate(optimizer.param_groups):
+            for i, parameter in enumerate(group["params"]):
+                if id(parameter) not in mine:
+                    raise ModelError(
+                        f"prepare({type(optimizer).__name__}): parameter {i} of group {g}, shape {tuple(parameter.shape)}, does not belong to "
+                        "the model: the optimizer was built for another model, or before the model's parameters were replaced"
+                    )
+
+
+def place(model: nn.Module, optimizers: tuple[torch.optim.Optimizer, ...], device: torch.device, channels_last: bool) -> None:
+    """Move `model` to `device` in place; parameters that became new objects are tied again and put into the optimizers."""
+    before = dict(model.named_parameters(remove_duplicate=False))
+    if channels_last:
+        model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]  # applies to 4-D tensors only
+    else:
+        model.to(device)
+    first: dict[int, nn.Parameter] = {}
+    for name, old in before.items():
+        new = first.setdefault(id(old), model.get_parameter(name))
+        if model.get_parameter(name) is not new:
+            owner, _, leaf = name.rpartition(".")
+            setattr(model.get_submodule(owner), leaf, new)
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["params"] = [_moved_state(optimizer, old, first[id(old)]) for old in group["params"]]
+
+
+def _moved_state(optimizer: torch.optim.Optimizer, old: torch.Tensor, new: nn.Parameter) -> nn.Parameter:
+    """Carry the state of `old` to `new`, on its device; scalar step counters stay where their optimizer keeps them."""
+    state = optimizer.state.pop(old, None)
+    if state is not None:
+        optimizer.state[new] = {
+            key: value.to(new.device) if isinstance(value, torch.Tensor) and value.dim() > 0 else value for key, value in state.items()
+        }
+    return new
+
+
+def _check_devices(named: dict[str, nn.Parameter]) -> None:
+    by_device: dict[torch.device, str] = {}
+    for name, parameter in named.items():
+        by_device.setdefault(parameter.device, name)
+    if torch.device("meta") in by_device:
+        raise ModelError(
+            f"prepare(model): parameter {by_device[torch.device('meta')]!r} is on the meta device and has no values; "
+            "materialise the model with model.to_empty(device='cpu') and initialise it first"
+        )
+    if len(by_device) > 1:
+        where = ", ".join(f"{name!r} on {device}" for device, name in by_device.items())
+        raise ModelError(f"prepare(model): its parameters are on several devices ({where}); put the whole model on one, or leave it on the CPU")
+
+
+_OPTIONAL = inspect.Parameter("closure", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None)

@@ -1,0 +1,60 @@
+"""What a tensor must be before a collective may touch it, and how several become one.
+
+The checks raise `TensorError` before anything is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from accel.errors import TensorError
+
+
+def check_tensor(value: object, device: torch.device, what: str) -> torch.Tensor:
+    """`value` if it is a plain strided tensor on `device`."""
+    if not isinstance(value, torch.Tensor):
+        raise TensorError(f"{what} takes a torch.Tensor; got {type(value).__name__}")
+    if value.layout is not torch.strided:
+        raise TensorError(f"{what} takes a dense tensor; got layout {value.layout}: use .to_dense() first")
+    if value.device != device:
+        raise TensorError(f"{what} takes a tensor on {device}; got one on {value.device}: move it with .to(session.device)")
+    return value
+
+
+def check_in_place(tensor: torch.Tensor, what: str) -> None:
+    """Refuse a tensor that cannot hold a result: one that autograd guards, or whose elements share memory."""
+    if tensor.requires_grad and tensor.is_leaf and torch.is_grad_enabled():
+        raise TensorError(f"{what} writes into its tensor, which is a leaf that requires grad; pass tensor.detach() or use torch.no_grad()")
+    span = 1 if tensor.numel() else 0
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride < span:  # only strides that step over everything inside them are sure to share nothing
+                raise TensorError(
+                    f"{what} writes into its tensor, but elements of shape {list(tensor.shape)} with strides {list(tensor.stride())} share "
+                    "memory (expanded?); pass tensor.contiguous() and use the result"
+                )
+            span = stride * (size - 1) + span
+
+
+def check_rows(tensor: torch.Tensor, parts: int, what: str) -> None:
+    """Refuse a tensor whose first dimension cannot be dealt out to `parts` ranks."""
+    if tensor.dim() == 0 or tensor.shape[0] % parts:
+        raise TensorError(f"{what} divides the first dimension by the {parts} ranks of the group; got shape {list(tensor.shape)}")
+
+
+def dense(values: torch.Tensor) -> torch.Tensor:
+    """`values` itself where it is contiguous, else a contiguous copy."""
+    return values.resolve_conj().resolve_neg().contiguous()
+
+
+def joined(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Callable[[], None]]:
+    """One flat tensor holding `tensors` of one dtype, and the function that writes it back into them."""
+    flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+
+    def unpack() -> None:
+        parts = torch.split(flat, [tensor.numel() for tensor in tensors])
+        torch._foreach_copy_(list(tensors), [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)])
+
+    return flat, unpack

@@ -1,0 +1,109 @@
+"""`Work`: one collective in flight, as users hold it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+
+from accel._timeout import seconds
+from accel._wait import SLICE, poll, translated, wait_sliced
+from accel.errors import CollectiveError, CollectiveMismatch, CollectiveTimeout
+from accel.transport import Handle
+
+_DRAIN = 5.0  # seconds that an operation which others completed only to clear the way may take
+
+
+class Watch(Protocol):
+    """What a wait asks of the collective that it belongs to."""
+
+    def check_abort(self) -> None:
+        """Raise if a rank has given up."""
+
+    def slow(self, left: float) -> None:
+        """Look around after a slice of waiting; raises when waiting on makes no sense."""
+
+    def timed_out(self, limit: float) -> CollectiveTimeout:
+        """The error for a wait that took `limit` seconds in vain."""
+
+    def left_hanging(self) -> None:
+        """The wait failed while the operation is still in flight, perhaps for ever."""
+
+    def describe(self) -> str: ...
+
+    def synchronize(self) -> None:
+        """Cut a lazy graph and block the host until the device has finished."""
+
+
+class Work:
+    """A collective in flight. `handle` None: it was over before it began (world size 1, or nothing to send)."""
+
+    def __init__(
+        self,
+        handle: Handle | None,
+        finish: Callable[[], Any],
+        tensors: Sequence[torch.Tensor],
+        watch: Watch,
+        limit: float,
+    ) -> None:
+        self._handle = handle
+        self._finish = finish
+        self._watch = watch
+        self._limit = limit
+        self._result: Any = None
+        self._over = False
+        self._error: CollectiveError | None = None
+        self.tensors = tensors  # what the operation reads or writes, kept alive until it is over
+
+    def wait(self, timeout: float | timedelta | None = None, host: bool = False) -> None:
+        """Make the result usable by whatever follows on this device; with `host`, by the host as well.
+
+        On cuda and npu the plain form orders streams and returns at once; on cpu it blocks. Raises `CollectiveTimeout` after
+        `timeout` seconds (default: the collective's own limit) and may then be called again; raises `CollectiveError` when a peer
+        died or a rank aborted, and `CollectiveMismatch` when ranks turn out to have issued different operations.
+        """
+        limit = self._limit if timeout is None else seconds(timeout)
+        if not self._over:
+            self._complete(limit)
+        if host:
+            self._watch.synchronize()
+
+    def result(self) -> Any:
+        """Wait, then return the result: the input tensor itself for in-place operations, a new tensor for the others."""
+        if not self._over:
+            self._complete(self._limit)
+        return self._result
+
+    def done(self) -> bool:
+        """Whether `wait` would return at once."""
+        return self._over or self._handle is None or self._handle.done()
+
+    def _complete(self, limit: float) -> None:
+        if self._error is not None:
+            raise self._error
+        try:
+            with translated(self._watch.describe, self._watch.check_abort), torch.no_grad():
+                if self._handle is not None:
+                    self._await(self._handle, limit)
+                self._result = self._finish()
+        except CollectiveError as error:
+            if self._handle is not None and not self._handle.done():
+                self._watch.left_hanging()
+            if not isinstance(error, CollectiveTimeout):
+                self._error = error
+            raise
+        self._over = True
+        self._handle = None
+
+    def _await(self, handle: Handle, limit: float) -> None:
+        end = time.monotonic() + limit
+        try:
+            finished = wait_sliced(handle, limit, lambda: self._watch.slow(max(end - time.monotonic(), SLICE)))
+        except CollectiveMismatch:
+            poll(handle.done, _DRAIN, lambda: None)
+            raise
+        if not finished:
+            raise self._watch.timed_out(limit)

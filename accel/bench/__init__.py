@@ -1,0 +1,1 @@
+"""Benchmarks: each runs real work through the library's interfaces and writes one `accel.records` record a run."""

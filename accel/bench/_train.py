@@ -1,0 +1,154 @@
+"""The training that a benchmark times: data, model, the recipe, optimizer steps one at a time, and evaluation.
+
+The recipe is that of the ResNet-50 v1.5 of NVIDIA (https://github.com/NVIDIA/DeepLearningExamples, ConvNets/resnet50v1.5)
+with the linear scaling and warm-up of Goyal et al. (https://arxiv.org/abs/1706.02677).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, default_collate
+
+from accel import models, records
+from accel.errors import DataError
+
+if TYPE_CHECKING:
+    from accel._meter import Meter
+    from accel.bench.resnet50 import Options
+    from accel.data import ImageDataset
+    from accel.session import Session
+
+LR_PER_IMAGE = 0.256 / 256  # peak, for an image of the global batch
+MOMENTUM = 0.875
+WEIGHT_DECAY = 1 / 32768
+LABEL_SMOOTHING = 0.1
+WARM_UP = 0.1  # of the schedule
+
+IN_THE_LOOP, SYNTHETIC = "in the loop", "synthetic"
+
+
+def loader(session: Session, dataset: ImageDataset, batch: int, workers: int) -> Any:
+    """A sized iterable of (images, labels) batches for this rank; synthetic is one batch that stays on the device."""
+    if dataset.name == "synthetic":
+        mine = range(session.rank * batch, (session.rank + 1) * batch)
+        images, labels = default_collate([dataset[index] for index in mine])
+        move = session.backend.device.move
+        return _Again((move(images), move(labels)))
+    loader = DataLoader(
+        dataset,
+        batch,
+        sampler=session.sampler(dataset),
+        drop_last=True,
+        num_workers=workers,
+        persistent_workers=workers > 0,
+    )
+    if len(dataset) // session.world_size < batch:
+        raise DataError(
+            f"batch is {batch}, but there are {len(dataset)} images for {session.world_size} ranks; lower the batch"
+        )
+    return loader
+
+
+class _Again:
+    """One batch again and again; the length only says after how many an epoch ends."""
+
+    def __init__(self, batch: tuple[torch.Tensor, torch.Tensor], length: int = 1000) -> None:
+        self._batch = batch
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        return itertools.repeat(self._batch, self._length)
+
+
+class Trainer:
+    """A prepared model, optimizer and schedule over `total` optimizer steps."""
+
+    def __init__(self, session: Session, model: str, classes: int, loader: Any, batch: int, total: int) -> None:
+        module: nn.Module = getattr(models, model)(classes, zero_init_residual=True)
+        self.parameters = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
+        self.lr = LR_PER_IMAGE * batch * session.accumulate * session.world_size
+        warm = max(1, round(WARM_UP * total))
+
+        def share(step: int) -> float:  # of the peak; it stays at its end when warm-up is extended
+            if step < warm:
+                return (step + 1) / warm
+            return 0.5 + 0.5 * math.cos(math.pi * min(1.0, (step - warm) / max(1, total - warm)))
+
+        groups = [
+            {"params": [p for p in module.parameters() if p.ndim > 1], "weight_decay": WEIGHT_DECAY},
+            {"params": [p for p in module.parameters() if p.ndim == 1], "weight_decay": 0.0},  # BatchNorm, biases
+        ]
+        optimizer = torch.optim.SGD(groups, lr=self.lr, momentum=MOMENTUM)
+        self._scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, share)
+        self.model, self._optimizer = session.prepare(module, optimizer)
+        self._session = session
+        self._loader = loader
+
+    @property
+    def recipe(self) -> str:
+        """The optimizer and its settings, in words."""
+        return (
+            f"SGD, momentum {MOMENTUM:g}, weight decay 1/{round(1 / WEIGHT_DECAY)} not on BatchNorm and bias, "
+            f"label smoothing {LABEL_SMOOTHING:g}, peak LR {self.lr:g}, warm-up {WARM_UP:.0%}, cosine"
+        )
+
+    def windows(self, meter: Meter) -> Generator[int, None, None]:
+        """Train without end; after each optimizer step give the images that this rank trained on in it."""
+        session = self._session
+        self.model.train()
+        for epoch in itertools.count():
+            images = 0
+            for x, y in session.batches(self._loader, epoch=epoch):
+                with session.autocast():
+                    logits = self.model(x)
+                loss = cross_entropy(logits.float(), y, label_smoothing=LABEL_SMOOTHING)
+                session.backward(loss)
+                meter.add(loss=loss.detach())
+                images += len(y)
+                if session.step(self._optimizer, scheduler=self._scheduler).boundary:
+                    yield images
+                    images = 0
+
+
+def evaluate(session: Session, model: nn.Module, dataset: ImageDataset, batch: int, workers: int) -> float:
+    """The share of held-out images classified right; each counts once, on any number of ranks."""
+    sampler = session.sampler(dataset, shuffle=False)
+    model.eval()
+    meter = session.meter()
+    with torch.no_grad():
+        for x, y in session.batches(DataLoader(dataset, batch, sampler=sampler, num_workers=workers), train=False):
+            with session.autocast():
+                logits = model(x)
+            meter.add(weight=len(y), accuracy=(logits.argmax(1) == y).float().mean())
+    return meter.read()["accuracy"]
+
+
+def workload(session: Session, trainer: Trainer, dataset: ImageDataset, options: Options) -> records.Workload:
+    """What was trained, for the record."""
+    data = dataset.name
+    if data == "folder":  # another folder is other data
+        folder = Path(options.data.partition(":")[2]).resolve().name
+        data = f"folder {folder} ({dataset.num_classes} classes, {len(dataset)} images)"
+    return records.Workload(
+        model=options.model,
+        parameters=records.Figure(trainer.parameters, "parameters"),
+        data=data,
+        delivery=SYNTHETIC if dataset.name == "synthetic" else IN_THE_LOOP,
+        image_size=records.Figure(dataset.size, "px"),
+        batch_per_device=records.Figure(options.batch, "images"),
+        accumulate=records.Figure(options.accumulate, "micro-batches"),
+        global_batch=records.Figure(options.batch * options.accumulate * session.world_size, "images"),
+        optimizer=trainer.recipe,
+        seed=options.seed,
+    )

@@ -1,0 +1,236 @@
+"""`accel bench overhead`: what a library adds to a training step, on a model so small that only overhead shows.
+
+A hand-written PyTorch loop, the same loop through a Session, and through HF Accelerate and Lightning Fabric where installed, run in
+turns within one process: each repeat times a block of steps of every contender, in shuffled order, and differences are taken pair by
+pair inside a repeat, so that a machine whose speed drifts slows all of them. All do the same work: autocast where the precision has it,
+clip to norm 1, step, zero_grad, over batches that are tuples of tensors in memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib.util
+import logging
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+import accel
+from accel.errors import ArgumentError
+
+PRECISIONS = ("fp32", "bf16", "fp16")
+Loop = Callable[[int], None]  # runs that many steps
+
+
+@dataclass
+class Overhead:
+    """Microseconds a step: one median a repeat for the native loop, and paired differences to it by contender."""
+
+    precision: str
+    world_size: int
+    native: list[float] = field(default_factory=list)
+    added: dict[str, list[float]] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)  # contender -> why it did not run
+
+    def interval(self, name: str, seed: int = 0) -> tuple[float, float, float]:
+        """Median paired difference of `name` and its 95 % bounds, by bootstrap over repeats."""
+        values = self.added[name]
+        draw = random.Random(seed)
+        medians = sorted(statistics.median(draw.choices(values, k=len(values))) for _ in range(2000))
+        return statistics.median(values), medians[int(0.025 * 2000)], medians[int(0.975 * 2000)]
+
+
+class TinyModel(nn.Module):
+    """Six parameters tensors and three small products: about as little as a training step can be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.layers(x)
+        return out
+
+
+def measure(precision: str, *, repeats: int = 60, block: int = 100, seed: int = 0) -> Overhead:
+    """Time every contender in `repeats` interleaved blocks of `block` steps. Raises `ArgumentError` for values below 1."""
+    if precision not in PRECISIONS:
+        raise ArgumentError(f"precision={precision!r}: expected one of {', '.join(PRECISIONS)}")
+    for name, value in (("repeats", repeats), ("block", block)):
+        if value < 1:
+            raise ArgumentError(f"{name}={value}: expected an integer from 1")
+    batches = _batches(64)
+    with contextlib.ExitStack() as stack:
+        session = stack.enter_context(accel.init(precision=precision, clip_norm=1.0, seed=seed))
+        result = Overhead(precision, session.world_size)
+        loops: dict[str, Loop] = {
+            "native": _native(precision, batches, session),
+            "accel": _session(batches, session),
+        }
+        for name, make in (("accelerate", _accelerate), ("fabric", _fabric)):
+            reason = _why_not(name, session.world_size)
+            if reason is None:
+                loops[name] = make(precision, batches)
+            else:
+                result.missing[name] = reason
+        for loop in loops.values():
+            loop(block)  # warm-up: optimizer state, thread pools, caches
+        order, draw = list(loops), random.Random(seed)
+        for _ in range(repeats):
+            draw.shuffle(order)
+            seconds = {name: _timed(loops[name], block) for name in order}
+            micro = {name: value / block * 1e6 for name, value in seconds.items()}
+            result.native.append(micro["native"])
+            for name in loops:
+                if name != "native":
+                    result.added.setdefault(name, []).append(micro[name] - micro["native"])
+    return result
+
+
+def _timed(loop: Loop, steps: int) -> float:
+    gc.collect()
+    gc.disable()  # a collection inside one block would be counted as that contender's
+    try:
+        start = time.perf_counter()
+        loop(steps)
+        return time.perf_counter() - start
+    finally:
+        gc.enable()
+
+
+def _batches(count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    return [
+        (torch.randn(8, 16, generator=generator), torch.randint(0, 4, (8,), generator=generator)) for _ in range(count)
+    ]
+
+
+def _model() -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = TinyModel()
+    return model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+
+def _stream(batches: list[Any], steps: int) -> Iterator[Any]:
+    for i in range(steps):
+        yield batches[i % len(batches)]
+
+
+def _native(precision: str, batches: list[Any], session: Any) -> Loop:
+    """The loop one writes by hand, with torch's own autocast, scaler, clip and DDP."""
+    model, optimizer = _model()
+    called: nn.Module = model
+    if session.world_size > 1:
+        called = nn.parallel.DistributedDataParallel(model)
+    parameters = list(model.parameters())
+    dtype = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+    scaler = torch.amp.GradScaler("cpu", enabled=precision == "fp16")
+    criterion = nn.functional.cross_entropy
+
+    def plain(steps: int) -> None:
+        for x, y in _stream(batches, steps):
+            loss = criterion(called(x), y)
+            loss.backward()
+            nn.utils.clip_grad_norm_(parameters, 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def cast(steps: int) -> None:
+        for x, y in _stream(batches, steps):
+            with torch.autocast("cpu", dtype=dtype):
+                loss = criterion(called(x), y)
+            loss.backward()
+            nn.utils.clip_grad_norm_(parameters, 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def scaled(steps: int) -> None:
+        for x, y in _stream(batches, steps):
+            with torch.autocast("cpu", dtype=dtype):
+                loss = criterion(called(x), y)
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(parameters, 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+
+    return {"fp32": plain, "bf16": cast, "fp16": scaled}[precision]
+
+
+def _session(batches: list[Any], session: Any) -> Loop:
+    model, optimizer = session.prepare(*_model())
+    criterion = nn.functional.cross_entropy
+
+    def run(steps: int) -> None:
+        for x, y in session.batches(_stream(batches, steps)):
+            with session.autocast():
+                loss = criterion(model(x), y)
+            session.backward(loss)
+            session.step(optimizer)
+
+    return run
+
+
+def _accelerate(precision: str, batches: list[Any]) -> Loop:
+    from accelerate import Accelerator
+
+    words = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
+    accelerator = Accelerator(cpu=True, mixed_precision=words[precision])
+    model, optimizer = accelerator.prepare(*_model())
+    criterion = nn.functional.cross_entropy
+
+    def run(steps: int) -> None:
+        for x, y in _stream(batches, steps):
+            with accelerator.accumulate(model), accelerator.autocast():
+                loss = criterion(model(x), y)
+            accelerator.backward(loss)
+            accelerator.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return run
+
+
+def _fabric(precision: str, batches: list[Any]) -> Loop:
+    from lightning_fabric import Fabric
+
+    logging.getLogger("lightning_fabric").setLevel(logging.ERROR)
+    words: Any = {"fp32": "32-true", "bf16": "bf16-mixed"}
+    fabric = Fabric(accelerator="cpu", devices=1, precision=words[precision])
+    model, optimizer = fabric.setup(*_model())
+    criterion = nn.functional.cross_entropy
+
+    def run(steps: int) -> None:
+        for x, y in _stream(batches, steps):
+            with fabric.autocast():
+                loss = criterion(model(x), y)
+            fabric.backward(loss)
+            fabric.clip_gradients(model, optimizer, max_norm=1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def without_cast(steps: int) -> None:
+        for x, y in _stream(batches, steps):
+            loss = criterion(model(x), y)
+            fabric.backward(loss)
+            fabric.clip_gradients(model, optimizer, max_norm=1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return without_cast if precision == "fp32" else run
+
+
+def _why_not(name: str, world_size: int) -> str | None:
+    """Why a contender does not run; None when it can."""
+    if world_size > 1:
+        return "it would start a second process group in these ranks; run it with one process"
+    module = {"accelerate": "accelerate", "fabric": "lightning_fabric"}[name]
+    return None if importlib.util.find_spec(module) else f"{module} is not installed"

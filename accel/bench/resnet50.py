@@ -1,0 +1,234 @@
+"""`accel bench resnet50`: real training steps of a ResNet through a session, timed, and written as one record.
+
+Owns the options, their checks before anything runs, and the order of a run. Training is `_train`, timing `_timing`, and
+what the record says of the machine `_environment`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+from uuid import uuid4
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from accel import records
+from accel.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from accel.bench._timing import RankTiming
+    from accel.bench._train import Trainer
+    from accel.session import Session
+
+MODELS = ("resnet50", "resnet18")
+_POINTS = 50  # of the loss curve at most; each is one host read with the clock stopped
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to run. Raises `ArgumentError` for a value that cannot be used."""
+
+    model: str = "resnet50"
+    data: str = "digits"  # or "synthetic", "folder:PATH"
+    size: int | None = None  # px; None: 32 for digits, 224 otherwise
+    batch: int = 32  # images a micro-batch on one device
+    accumulate: int = 1  # micro-batches an optimizer step
+    precision: str = "fp32"
+    steps: int | None = None  # timed optimizer steps in each repeat; None: 10, or what `epochs` gives
+    epochs: int | None = None  # passes over the data, warm-up included, instead of `steps`
+    warmup: int = 3  # untimed optimizer steps; extended while something compiles
+    repeats: int = 3
+    workers: int = 0  # data loading processes a rank
+    seed: int = 0
+    evaluate: bool = False  # accuracy on held-out data after the run
+
+    def __post_init__(self) -> None:
+        least = {"workers": 0, "seed": 0, "evaluate": 0}
+        for option in fields(self):
+            value = getattr(self, option.name)
+            if isinstance(value, int) and value < least.get(option.name, 1):
+                raise ArgumentError(f"{option.name} is {value}; expected at least {least.get(option.name, 1)}")
+        if self.model not in MODELS:
+            raise ArgumentError(f"model is {self.model!r}; expected one of {', '.join(MODELS)}")
+        if self.steps is not None and self.epochs is not None:
+            raise ArgumentError(f"steps is {self.steps} and epochs is {self.epochs}; give one of the two")
+        if self.data == "synthetic" and (self.epochs is not None or self.evaluate):
+            raise ArgumentError(
+                "synthetic data has no epochs and nothing to evaluate; use --data digits or folder:PATH"
+            )
+
+
+class Schedule(NamedTuple):
+    """Optimizer steps of a run: warm-up, then `repeats` times `steps`."""
+
+    warmup: int
+    steps: int
+    repeats: int
+
+    @property
+    def total(self) -> int:
+        return self.warmup + self.steps * self.repeats
+
+
+def run(options: Options, out: str | Path, command: str) -> tuple[Path, records.Record] | None:
+    """Train, time and write a record to the file or folder `out`; path and record on rank 0, None on other ranks.
+
+    Raises `ArgumentError` or `DataError` for what cannot be run or written, before anything runs.
+    """
+    from accel import data, init, rendezvous
+    from accel.bench import _environment, _train
+    from accel.precision import checked_policy
+
+    started = datetime.now(timezone.utc)
+    checked_policy(options.precision)
+    place = rendezvous.read()
+    train, held_out = data.parse(options.data, options.size, length=options.batch * place.world_size, seed=options.seed)
+    path = Path()
+    record_id = f"{options.model}-{options.precision}-{started:%Y%m%dT%H%M%SZ}-{uuid4().hex[:6]}"
+    if place.rank == 0:
+        path = records.destination(out, record_id)
+    with init(precision=options.precision, accumulate=options.accumulate, seed=options.seed) as session:
+        session.backend.memory.reset_peak()
+        loader = _train.loader(session, train, options.batch, options.workers)
+        schedule = _schedule(options, session, loader)
+        trainer = _train.Trainer(session, options.model, train.num_classes, loader, options.batch, schedule.total)
+        timings, points = _timed(session, trainer, schedule)
+        accuracy = None
+        if options.evaluate:
+            accuracy = _train.evaluate(session, trainer.model, held_out, options.batch, options.workers)
+        machine = _environment.gather(session)
+        if not session.is_main:
+            return None
+        work = _train.workload(session, trainer, train, options)
+        record = _record(
+            record_id, started, command, options, session, machine, work, schedule, timings, points, accuracy
+        )
+        return records.write(record, path), record
+
+
+def _schedule(options: Options, session: Session, loader: Any) -> Schedule:
+    if options.epochs is None:
+        return Schedule(options.warmup, options.steps or 10, options.repeats)
+    batches = min(session.backend.collective.all_gather_object(len(loader)))
+    total = options.epochs * math.ceil(batches / options.accumulate)
+    steps = (total - options.warmup) // options.repeats
+    if steps < 1:
+        raise ArgumentError(
+            f"epochs is {options.epochs}, which gives {total} optimizer steps; expected more than {options.warmup} "
+            f"warm-up steps and {options.repeats} repeats: raise epochs, or lower batch, warmup or repeats"
+        )
+    return Schedule(total - steps * options.repeats, steps, options.repeats)
+
+
+def _timed(
+    session: Session, trainer: Trainer, schedule: Schedule
+) -> tuple[list[RankTiming], list[tuple[int, float | None]]]:
+    """What each rank measured, and the loss curve; a loss that is not finite is None."""
+    from accel.bench import _timing
+
+    every = math.ceil(schedule.total / _POINTS)
+    meter = session.meter()
+    points: list[tuple[int, float | None]] = []
+    done = 0
+    windows = trainer.windows(meter)
+    # Drawn only between steps, when the clock stands: a thread that redraws would take CPU from the steps.
+    console = Console(stderr=True)
+    parts = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    progress = Progress(*parts, console=console, transient=True, auto_refresh=False, disable=not session.is_main)
+
+    def between() -> None:
+        nonlocal done
+        done += 1
+        if done % every == 0 or done == schedule.total:
+            loss = meter.read(reset=True)["loss"]
+            points.append((done, loss if math.isfinite(loss) else None))
+        if session.is_main:
+            phase = "warm-up" if done <= schedule.warmup else "timed"
+            loss_now = f"  loss {points[-1][1]:.3f}" if points and points[-1][1] is not None else ""
+            progress.update(bar, completed=done, description=f"{phase}{loss_now}", refresh=True)
+
+    with progress:
+        bar = progress.add_task("warm-up", total=schedule.total)
+        mine = _timing.measure(
+            lambda: next(windows),
+            session.backend.device,
+            steps=schedule.steps,
+            repeats=schedule.repeats,
+            warmup=schedule.warmup,
+            barrier=session.barrier,
+            any_rank=session.any,
+            between=between,
+        )
+    windows.close()
+    gathered = session.backend.collective.all_gather_object(mine._asdict())
+    return [_timing.RankTiming(**timing) for timing in gathered], points
+
+
+def _record(
+    record_id: str,
+    started: datetime,
+    command: str,
+    options: Options,
+    session: Session,
+    machine: Any,
+    work: records.Workload,
+    schedule: Schedule,
+    timings: list[RankTiming],
+    points: list[tuple[int, float | None]],
+    accuracy: float | None,
+) -> records.Record:
+    from accel.bench import _timing
+
+    Figure = records.Figure  # noqa: N806 - a type
+    summary = _timing.summarize(timings)
+    warnings = [*summary.warnings, *machine.warnings]
+    lost = [step for step, value in points if value is None]
+    if lost:
+        warnings.append(
+            f"the training loss was not finite at {len(lost)} of {len(points)} points, first at step {lost[0]}"
+        )
+    return records.Record(
+        id=record_id,
+        time=f"{started:%Y-%m-%dT%H:%M:%SZ}",
+        command=command,
+        benchmark="resnet50",
+        origin=session.backend.origin,
+        backend=records.BackendPart(session.backend.name, session.backend.kind),
+        hardware=machine.hardware,
+        versions=machine.versions,
+        numerics=machine.numerics,
+        workload=work,
+        protocol=records.Protocol(
+            steps=Figure(schedule.steps, "steps"),
+            repeats=Figure(schedule.repeats, "repeats"),
+            warmup_steps=Figure(summary.warmup_steps, "steps"),
+            clock=_timing.CLOCK,
+            loader_workers=Figure(options.workers, "processes"),
+            threads=Figure(session.threads.count, "threads"),
+            threads_source=session.threads.source,
+        ),
+        results=records.Results(
+            throughput=Figure(summary.throughput, "images/s"),
+            throughput_per_device=Figure(summary.throughput / session.world_size, "images/s"),
+            throughput_repeats=records.Series(tuple(summary.throughput_repeats), "images/s"),
+            step_time=Figure(summary.step_time, "s"),
+            step_time_p10=Figure(summary.step_time_p10, "s"),
+            step_time_p90=Figure(summary.step_time_p90, "s"),
+            step_times=records.Series(tuple(summary.step_times), "s"),
+            first_step_time=Figure(summary.first_step_time, "s"),
+            compile_time=_or_reason(summary.compile_time, "s", "the device counted no compilation"),
+            loss_curve=records.Curve(tuple(points), "nats"),
+            accuracy=_or_reason(accuracy, "fraction", "not evaluated; run with --evaluate"),
+            peak_allocated=machine.peak_allocated,
+            peak_reserved=machine.peak_reserved,
+        ),
+        warnings=tuple(warnings),
+    )
+
+
+def _or_reason(value: float | None, unit: str, reason: str) -> records.Figure:
+    return records.Figure(value, unit, reason=None if value is not None else reason)

@@ -1,0 +1,44 @@
+"""The command line, `accel` or `python -m accel`: one module a command, and one place that turns errors into exit codes.
+
+Nothing here imports torch: `accel --help` answers at once, on a machine where torch itself is broken too.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import NoReturn
+
+import click
+import typer
+
+from accel.cli import bench, compare, doctor, launch
+from accel.errors import AccelError
+
+app = typer.Typer(
+    name="accel",
+    help="One PyTorch training script, any accelerator, and an honest comparison of the hardware.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command()(doctor.doctor)
+app.add_typer(bench.app, name="bench")
+app.command()(compare.compare)
+app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})(launch.launch)
+
+
+def main() -> NoReturn:
+    """Run the command line. An `AccelError` becomes one line on standard error and its exit code; a wrong use exits with 2."""
+    try:
+        status = app(standalone_mode=False)
+    except AccelError as error:
+        print(f"accel: {error}", file=sys.stderr)  # noqa: T201
+        sys.exit(error.exit_code)
+    except click.exceptions.Exit as error:
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        sys.exit(130)
+    sys.exit(status if isinstance(status, int) else 0)

@@ -1,0 +1,69 @@
+"""`accel bench`: benchmarks; each writes a record that `accel compare` reads."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from typing import Annotated
+
+import rich
+import typer
+
+app = typer.Typer(help="Run a benchmark and write its record.", no_args_is_help=True)
+
+
+@app.callback()
+def _group() -> None:
+    """Run a benchmark and write its record."""
+
+
+@app.command()
+def resnet50(
+    out: Annotated[str, typer.Option(help="Folder for the record, or a file that ends in .json.")] = "results",
+    model: Annotated[str, typer.Option(help="resnet50 or resnet18.")] = "resnet50",
+    data: Annotated[str, typer.Option(help="digits, synthetic or folder:PATH.")] = "digits",
+    size: Annotated[int | None, typer.Option(help="Image side in px; 32 for digits, else 224.")] = None,
+    batch: Annotated[int, typer.Option(help="Images a micro-batch on one device.")] = 32,
+    accumulate: Annotated[int, typer.Option(help="Micro-batches an optimizer step.")] = 1,
+    precision: Annotated[str, typer.Option(help="fp32, tf32, bf16 or fp16.")] = "fp32",
+    steps: Annotated[int | None, typer.Option(help="Timed optimizer steps in each repeat; 10 by default.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the data in all, instead of --steps.")] = None,
+    warmup: Annotated[int, typer.Option(help="Untimed steps first; more while something compiles.")] = 3,
+    repeats: Annotated[int, typer.Option(help="Repeats; each gives one throughput.")] = 3,
+    workers: Annotated[int, typer.Option(help="Data loading processes of each rank.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of host and device generators.")] = 0,
+    evaluate: Annotated[bool, typer.Option("--evaluate", help="Accuracy on held-out data after the run.")] = False,
+) -> None:
+    """Train ResNet-50 and time it: throughput, step times, loss curve, and accuracy with --evaluate."""
+    from accel.bench.resnet50 import Options, run
+    from accel.compare import show
+
+    options = Options(
+        model=model,
+        data=data,
+        size=size,
+        batch=batch,
+        accumulate=accumulate,
+        precision=precision,
+        steps=steps,
+        epochs=epochs,
+        warmup=warmup,
+        repeats=repeats,
+        workers=workers,
+        seed=seed,
+        evaluate=evaluate,
+    )
+    outcome = run(options, out, shlex.join(["accel", *sys.argv[1:]]))
+    if outcome is None:
+        return
+    path, record = outcome
+    results = record.results
+    figures = [f"{show(results.throughput)}", f"step {show(results.step_time)}"]
+    last = results.loss_curve.points[-1][1] if results.loss_curve.points else None
+    figures += [f"loss {last:.4f}"] if last is not None else []
+    figures += [f"accuracy {show(results.accuracy)}"] if results.accuracy.value is not None else []
+    console = rich.get_console()
+    console.print(f"{', '.join(figures)} ({record.origin})", markup=False, highlight=False)
+    for warning in record.warnings:
+        console.print(f"warning: {warning}", markup=False, highlight=False)
+    console.print(f"record: {path}", markup=False, highlight=False, soft_wrap=True)

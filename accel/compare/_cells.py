@@ -1,0 +1,103 @@
+"""How a figure reads: value, unit and origin in words, the same in the terminal, Markdown, CSV and HTML."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from accel.compare._groups import Entry
+from accel.records import Figure, Record
+
+ORIGIN_SHORT = {"measured": "meas", "emulated": "emul", "published": "publ", "predicted": "pred"}
+ORIGIN_MEANING = {
+    "measured": "measured on this hardware",
+    "emulated": "from an emulator or a CPU client; says nothing of a chip's speed",
+    "published": "published by others, not measured by accel",
+    "predicted": "predicted by a model, not measured",
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One figure for a reader: `text` with its unit, `origin`, and `why` where there is no value."""
+
+    text: str
+    origin: str | None = None
+    why: str | None = None
+
+
+def columns(entry: Entry, baseline: Entry) -> dict[str, Cell]:
+    """The figures of one record by column title, in order."""
+    record, results = entry.record, entry.record.results
+    return {
+        "throughput": cell(record, results.throughput),
+        "repeats": _repeats(record),
+        "per device": cell(record, results.throughput_per_device),
+        f"vs {baseline.tag}": _ratio(entry),
+        "step time": cell(record, results.step_time),
+        "p10 to p90": _spread(record),
+        "loss": _loss(record),
+        "accuracy": cell(record, results.accuracy),
+        "peak allocated": cell(record, results.peak_allocated),
+        "peak reserved": cell(record, results.peak_reserved),
+        "compile": cell(record, results.compile_time),
+    }
+
+
+def cell(record: Record, figure: Figure) -> Cell:
+    """`figure` of `record` as a reader sees it."""
+    if figure.value is None:
+        return Cell("-", why=figure.reason)
+    return Cell(show(figure), record.origin_of(figure))
+
+
+def show(figure: Figure) -> str:
+    """The value of a figure rounded to what can be read, in the unit that suits its size; "-" where there is none."""
+    value, unit = figure.value, figure.unit
+    if value is None:
+        return "-"
+    if unit == "s":
+        return f"{value:.3g} s" if value >= 1 else f"{value * 1e3:.3g} ms"
+    if unit == "bytes":
+        return f"{value / 2**30:.2f} GiB" if value >= 2**30 else f"{value / 2**20:.0f} MiB"
+    if unit == "fraction":
+        return f"{value * 100:.2f} %"
+    return f"{number(value)} {unit}"
+
+
+def number(value: float) -> str:
+    """At least three significant digits, no exponent for what a person can read."""
+    if isinstance(value, int):
+        return f"{value:,}"
+    if value and not 1e-3 <= abs(value) < 1e9:
+        return f"{value:.3g}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _repeats(record: Record) -> Cell:
+    series = record.results.throughput_repeats
+    origin = record.origin_of(series)
+    if not series.values:
+        return Cell("-", why=series.reason)
+    return Cell(f"{number(min(series.values))} to {number(max(series.values))}", origin)
+
+
+def _spread(record: Record) -> Cell:
+    low, high = record.results.step_time_p10, record.results.step_time_p90
+    if low.value is None or high.value is None:
+        return Cell("-", why=low.reason or high.reason)
+    return Cell(f"{show(low)} to {show(high)}", record.origin_of(low))
+
+
+def _ratio(entry: Entry) -> Cell:
+    if entry.ratio is None:
+        return Cell("-", why="one of the two throughputs is unknown, zero or of another origin")
+    return Cell(f"{entry.ratio:.2f}x", entry.record.origin_of(entry.record.results.throughput))
+
+
+def _loss(record: Record) -> Cell:
+    curve = record.results.loss_curve
+    if not curve.points:
+        return Cell("-", why=curve.reason)
+    step, value = curve.points[-1]
+    text = "not finite" if value is None else number(value)
+    return Cell(f"{text} at step {step}", record.origin_of(curve))

@@ -1,0 +1,134 @@
+"""Which records may be compared: grouping by workload, protocol and origin, ratios inside a group, and what differs.
+
+A group's first record is its baseline. Conditions (versions, numerics, threads and the like) do not part a group,
+because they are what hardware and its software bring along; where they differ inside a group they are named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from accel.records import Figure, Record
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One record in a report. `tag` ("#1") names it everywhere; `ratio` is its throughput over the baseline's."""
+
+    tag: str
+    record: Record
+    ratio: float | None
+
+    @property
+    def hardware(self) -> str:
+        """The chip and how many, in words."""
+        hardware = self.record.hardware
+        chip = hardware.chip.value or "unknown chip"
+        count = hardware.devices.value
+        return chip if count == 1 else f"{chip} x {'unknown count' if count is None else count}"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A field that is not the same everywhere: its value by tag of a record or name of a group."""
+
+    field: str
+    values: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Records that may stand side by side. `key` holds the fields that they share, in words."""
+
+    name: str
+    key: dict[str, str]
+    entries: list[Entry]
+    conditions: list[Difference]
+
+    @property
+    def origin(self) -> str:
+        return self.entries[0].record.origin
+
+
+@dataclass(frozen=True)
+class Report:
+    """All groups, and the key fields in which they differ: the reason why they are apart."""
+
+    groups: list[Group]
+    differences: list[Difference]
+
+    @property
+    def entries(self) -> list[Entry]:
+        return [entry for group in self.groups for entry in group.entries]
+
+
+def compare(records: Iterable[Record]) -> Report:
+    """Group `records`, in the order given. Raises nothing: whatever cannot be compared stands in a group of its own."""
+    by_key: dict[tuple[str, ...], list[Entry]] = {}
+    for index, record in enumerate(records, start=1):
+        members = by_key.setdefault(tuple(_key(record).values()), [])
+        baseline = members[0].record if members else record
+        members.append(Entry(f"#{index}", record, _ratio(record, baseline)))
+    groups = [
+        Group(chr(ord("A") + i) if i < 26 else f"G{i + 1}", _key(members[0].record), members, _conditions(members))
+        for i, members in enumerate(by_key.values())
+    ]
+    keys = {f"group {group.name}": group.key for group in groups}
+    return Report(groups, _differences(keys))
+
+
+_FIELDS: dict[str, Callable[[Record], str | Figure]] = {
+    "benchmark": lambda record: record.benchmark,
+    "origin": lambda record: record.origin,
+    "model": lambda record: record.workload.model,
+    "data": lambda record: f"{record.workload.data}, {record.workload.delivery}",
+    "image size": lambda record: record.workload.image_size,
+    "precision": lambda record: record.numerics.policy,
+    "batch per device": lambda record: record.workload.batch_per_device,
+    "accumulate": lambda record: record.workload.accumulate,
+    "world size": lambda record: record.hardware.world_size,
+    "devices": lambda record: record.hardware.devices,
+    "global batch": lambda record: record.workload.global_batch,
+    "optimizer": lambda record: record.workload.optimizer,
+    "steps": lambda record: record.protocol.steps,
+}
+
+
+def _key(record: Record) -> dict[str, str]:
+    values = {name: read(record) for name, read in _FIELDS.items()}
+    return {name: value if isinstance(value, str) else value.words() for name, value in values.items()}
+
+
+def _ratio(record: Record, baseline: Record) -> float | None:
+    own, base = record.results.throughput, baseline.results.throughput
+    if own.value is None or not base.value or record.origin_of(own) != baseline.origin_of(base):
+        return None
+    return own.value / base.value
+
+
+def _conditions(entries: list[Entry]) -> list[Difference]:
+    return _differences({entry.tag: _condition(entry.record) for entry in entries})
+
+
+def _condition(record: Record) -> dict[str, str]:
+    protocol = record.protocol
+    return {
+        "seed": str(record.workload.seed),
+        "repeats": protocol.repeats.words(),
+        "warm-up": protocol.warmup_steps.words(),
+        "threads": f"{protocol.threads.words()} ({protocol.threads_source})",
+        "clock": protocol.clock,
+        "loader workers": protocol.loader_workers.words(),
+        "hosts": record.hardware.hosts.words(),
+        **{f"numerics: {name}": str(value) for name, value in record.numerics.in_force.items()},
+        **{f"version: {name}": value for name, value in record.versions.items()},
+    }
+
+
+def _differences(named: dict[str, dict[str, str]]) -> list[Difference]:
+    fields = dict.fromkeys(field for values in named.values() for field in values)
+    rows = [
+        Difference(field, {name: values.get(field, "absent") for name, values in named.items()}) for field in fields
+    ]
+    return [row for row in rows if len(set(row.values.values())) > 1]

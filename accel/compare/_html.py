@@ -1,0 +1,99 @@
+"""The report as one HTML page that needs nothing else: no script, no fonts, no address to fetch from."""
+
+from __future__ import annotations
+
+import os
+import re
+from datetime import datetime, timezone
+from importlib.resources import files
+from pathlib import Path
+
+from accel import __version__
+from accel.compare._cells import ORIGIN_MEANING, columns
+from accel.compare._groups import Entry, Group, Report
+from accel.errors import ArgumentError
+from accel.records import Figure
+
+
+def write_html(report: Report, path: str | os.PathLike[str], skipped: list[str] | None = None) -> Path:
+    """Write `report` as an HTML page, complete or not at all; `skipped` are lines about files left out.
+
+    Raises `ArgumentError` when the extra `report` is not installed or `path` cannot be written.
+    """
+    try:
+        import jinja2
+
+        from accel.compare import _plots
+    except ImportError as error:
+        raise ArgumentError(
+            f"--html needs jinja2 and matplotlib ({error}); install them with: pip install 'accel-torch[report]'"
+        ) from error
+    environment = jinja2.Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    template = environment.from_string(files("accel.compare").joinpath("report.html.j2").read_text(encoding="utf-8"))
+    page = template.render(
+        report=report,
+        groups=[(group, _title(group), _rows(group), _plots.plots(group)) for group in report.groups],
+        origins={group.origin: ORIGIN_MEANING[group.origin] for group in report.groups},
+        skipped=skipped or [],
+        color=_plots.color,
+        details=_details,
+        glue=_glue,
+        version=__version__,
+        made=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+    )
+    target = Path(path)
+    draft = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        draft.write_text(page, encoding="utf-8")
+        draft.replace(target)
+    except OSError as error:
+        if draft.is_file():
+            draft.unlink()
+        reason = error.strerror or error
+        raise ArgumentError(
+            f"cannot write the page {str(target)!r} ({reason}); choose another file with --html"
+        ) from error
+    return target
+
+
+def _title(group: Group) -> str:
+    names = ("model", "data", "image size", "precision")
+    return ", ".join(group.key[name] for name in names)
+
+
+def _rows(group: Group) -> list[tuple[Entry, dict[str, object]]]:
+    """The columns in which at least one record has a value, for each record."""
+    rows = [columns(entry, group.entries[0]) for entry in group.entries]
+    shown = [name for name in rows[0] if any(row[name].text != "-" for row in rows)]
+    return [(entry, {name: row[name] for name in shown}) for entry, row in zip(group.entries, rows, strict=True)]
+
+
+def _details(entry: Entry) -> dict[str, dict[str, str]]:
+    """Everything else in a record, by heading."""
+    record = entry.record
+    protocol = {name: _text(value) for name, value in vars(record.protocol).items()}
+    work = {name: _text(value) for name, value in vars(record.workload).items()}
+    run = {"run": record.id, "time": record.time, "command": record.command, "backend": record.backend.name}
+    hardware = {name: _text(getattr(record.hardware, name)) for name in ("devices", "world_size", "hosts")}
+    unknown = {name: cell.why for name, cell in columns(entry, entry).items() if cell.why}
+    return {
+        "Run": run | {"execution": record.backend.kind, "origin": record.origin},
+        "Numerics in force": {name: str(value) for name, value in record.numerics.in_force.items()},
+        "Protocol": protocol,
+        "Workload": work,
+        "Hardware": hardware | record.hardware.details,
+        "Versions": record.versions,
+        "Not known": unknown,
+    }
+
+
+def _glue(text: str) -> str:
+    """`text` with a number kept on one line with its unit; only after "to" and "at" may it break."""
+    return re.sub(r"(?<! to)(?<! at) ", "\u00a0", text)
+
+
+def _text(value: object) -> str:
+    return value.words() if isinstance(value, Figure) else str(value)

@@ -1,0 +1,88 @@
+"""The report as Markdown for a pull request or wiki, and as CSV for a spreadsheet; both name groups and origins."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+from accel.compare._cells import Cell, columns
+from accel.compare._groups import Difference, Entry, Report
+from accel.records import Figure
+
+
+def markdown_text(report: Report) -> str:
+    """`report` as Markdown: a table a group, and the fields in which the groups differ."""
+    lines: list[str] = []
+    for group in report.groups:
+        baseline = group.entries[0]
+        shared = ", ".join(f"{name}: {_escape(value)}" for name, value in group.key.items())
+        lines += [f"### Group {group.name}", "", shared, ""]
+        lines += _markdown_head(["run", "hardware", "backend", *columns(baseline, baseline)])
+        for entry in group.entries:
+            cells = [_markdown_cell(cell) for cell in columns(entry, baseline).values()]
+            lines.append(_markdown_row([entry.tag, entry.hardware, entry.record.backend.name, *cells]))
+        lines.append("")
+        warnings = [f"- {entry.tag} warning: {_escape(w)}" for entry in group.entries for w in entry.record.warnings]
+        lines += [*warnings, ""] if warnings else []
+        lines += _markdown_differences("Differs inside this group", group.conditions)
+    lines += _markdown_differences("Groups are not comparable with each other; they differ in", report.differences)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def csv_text(report: Report) -> str:
+    """`report` as CSV: one row a record, figures unrounded, units in the titles, each origin in the next column."""
+    rows = [
+        _csv_row(group.name, group.entries[0], entry) | {f"same in group: {name}": v for name, v in group.key.items()}
+        for group in report.groups
+        for entry in group.entries
+    ]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _csv_row(group: str, baseline: Entry, entry: Entry) -> dict[str, object]:
+    record = entry.record
+    row: dict[str, object] = {
+        "group": group,
+        "run": record.id,
+        "time": record.time,
+        "chip": record.hardware.chip.value or "",
+        "backend": record.backend.name,
+        "baseline": baseline.record.id,
+        "ratio to baseline": "" if entry.ratio is None else entry.ratio,
+    }
+    for name, figure in vars(record.results).items():
+        if isinstance(figure, Figure):
+            row[f"{name} [{figure.unit}]"] = "" if figure.value is None else figure.value
+            row[f"{name} origin"] = record.origin_of(figure)
+    row["threads"] = "" if record.protocol.threads.value is None else record.protocol.threads.value
+    row["numerics in force"] = "; ".join(f"{name}={value}" for name, value in record.numerics.in_force.items())
+    row["versions"] = "; ".join(f"{name}={value}" for name, value in record.versions.items())
+    row["warnings"] = "; ".join(record.warnings)
+    return row
+
+
+def _markdown_cell(cell: Cell) -> str:
+    return cell.text if cell.origin is None else f"{cell.text} ({cell.origin})"
+
+
+def _markdown_head(titles: list[str]) -> list[str]:
+    return [_markdown_row(titles), "|" + " --- |" * len(titles)]
+
+
+def _markdown_row(cells: list[str]) -> str:
+    return "| " + " | ".join(_escape(cell) for cell in cells) + " |"
+
+
+def _markdown_differences(title: str, differences: list[Difference]) -> list[str]:
+    if not differences:
+        return []
+    rows = [_markdown_row([difference.field, *difference.values.values()]) for difference in differences]
+    return [f"**{title}**", "", *_markdown_head(["field", *differences[0].values]), *rows, ""]
+
+
+def _escape(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").split())

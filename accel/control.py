@@ -1,0 +1,269 @@
+"""`ControlPlane`: what must be true on every vendor and no vendor does well.
+
+Barriers with a time limit that name the missing ranks, objects without pickle, small agreements, and the news that a rank
+has given up. It runs on a store and gloo groups of its own, on CPU, beside whatever fabric carries the tensors, and in an
+order of its own. With world size 1 it needs no store and sends nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch.distributed.distributed_c10d import AllreduceOptions, BroadcastOptions, PrefixStore, ProcessGroupGloo, ReduceOp, Store
+
+from accel import _codec
+from accel._c10d import C10dHandle, keep_forever
+from accel._timeout import seconds
+from accel._wait import poll, translated, wait_sliced
+from accel.errors import ArgumentError, CollectiveError, CollectiveTimeout
+
+MAX_BYTES = 256 * 2**20  # of one encoded object; larger things belong in files or tensors
+_ABORTED = "aborted"
+_PARTING = 5.0  # seconds that rank 0, which may hold the store, waits for the others to leave it
+
+
+class ControlPlane:
+    """The CPU-side agreement between all ranks. `store`: from `accel._store.connect`; None when `world_size` is 1.
+
+    `timeout` in seconds (or a timedelta) holds for every call that is not given its own. Raises `CollectiveTimeout`, naming them,
+    when ranks never came. All calls but `abort` belong to one thread.
+    """
+
+    def __init__(
+        self,
+        store: Store | None,
+        rank: int,
+        world_size: int,
+        timeout: float | timedelta = 600.0,
+        max_bytes: int = MAX_BYTES,
+    ) -> None:
+        if store is None and world_size > 1:
+            raise ArgumentError(f"a control plane of world size {world_size} needs a store; got None")
+        self.rank = rank
+        self.world_size = world_size
+        self.timeout = seconds(timeout)
+        self.max_bytes = max_bytes
+        self._store = store
+        self._barriers = 0
+        self._agreements = 0
+        self._group: _Gloo | None = None
+        if world_size > 1:
+            self._arrive()
+            self._group = _Gloo(self, "objects")
+
+    @property
+    def store(self) -> Store:
+        """The store that all ranks share. Raises `CollectiveError` where there is none (world size 1, or closed)."""
+        if self._store is None:
+            raise CollectiveError(f"rank {self.rank} has no store: world size {self.world_size}, or already closed")
+        return self._store
+
+    def barrier(self, timeout: float | timedelta | None = None) -> None:
+        """Return when every rank has come. Raises `CollectiveTimeout` naming those that did not within `timeout` seconds."""
+        limit = self._limit(timeout)
+        if self.world_size == 1:
+            return
+        self._barriers += 1
+        missing = self.meet("barrier", self._barriers, limit)
+        if missing:
+            raise CollectiveTimeout(
+                f"barrier {self._barriers} timed out after {limit:g} s on rank {self.rank}: {self._describe(missing)} did not come"
+            )
+
+    def broadcast_object(self, obj: Any, src: int = 0, timeout: float | timedelta | None = None) -> Any:
+        """`obj` of rank `src` on every rank: plain data and CPU tensors (see `accel._codec`); `obj` of the others is ignored.
+
+        Raises `EncodingError` on `src` and `CollectiveError` elsewhere for an object that cannot be sent, `ArgumentError` on all
+        ranks for one above `max_bytes`.
+        """
+        limit = self._limit(timeout)
+        if isinstance(src, bool) or not isinstance(src, int) or not 0 <= src < self.world_size:
+            raise ArgumentError(f"src is {src!r}; expected a rank from 0 to {self.world_size - 1}")
+        return self._exchange(obj, [src], "broadcast_object", limit)[0]
+
+    def all_gather_object(self, obj: Any, timeout: float | timedelta | None = None) -> list[Any]:
+        """The objects of all ranks, by rank; their sizes may differ. Raises as `broadcast_object` does."""
+        return self._exchange(obj, range(self.world_size), "all_gather_object", self._limit(timeout))
+
+    def any(self, flag: bool, timeout: float | timedelta | None = None) -> bool:
+        """Whether `flag` is true on any rank."""
+        return bool(-self.min(-int(bool(flag)), timeout))
+
+    def min(self, value: int, timeout: float | timedelta | None = None) -> int:
+        """The smallest `value` (64-bit) of all ranks."""
+        limit = self._limit(timeout)
+        return value if self._group is None else self._group.min(value, limit)
+
+    def loader_agreement(self) -> Agreement:
+        """A channel of its own, to be used by one other thread; made by all ranks in the same order."""
+        self._agreements += 1
+        return Agreement(self, None if self.world_size == 1 else _Gloo(self, f"agreement/{self._agreements}"))
+
+    def abort(self, reason: str) -> None:
+        """Tell all ranks that this one gives up: whatever they wait for in accel raises `CollectiveError` with `reason`."""
+        if self._store is not None:
+            news = json.dumps({"rank": self.rank, "reason": reason})
+            self._store.compare_set(_ABORTED, "", news)
+
+    def check_abort(self) -> None:
+        """Raise `CollectiveError` if a rank has called `abort`; called between the slices of every wait."""
+        if self._store is None:
+            return
+        try:
+            aborted = self._store.check([_ABORTED])
+            news = json.loads(self._store.get(_ABORTED)) if aborted else None
+        except RuntimeError as error:
+            raise CollectiveError(f"rank {self.rank} lost the store: rank 0 or the launcher has ended ({error})") from error
+        if news is not None:
+            raise CollectiveError(f"rank {news['rank']} aborted: {news['reason']}")
+
+    def note(self, doing: str) -> None:
+        """Leave word of what this rank is waiting in, for the errors of others."""
+        self.store.set(f"doing/{self.rank}", doing)
+
+    def meet(self, name: str, turn: int, limit: float) -> list[int]:
+        """Meet all ranks at the place `name` for the `turn`th time; return those that did not come within `limit` seconds."""
+        store, place, before = self.store, f"{name}/{turn}", f"{name}/{turn - 1}"
+        with translated(lambda: f"{place} on rank {self.rank}"):
+            store.set(f"{place}/{self.rank}", "")
+            if store.add(place, 1) == self.world_size:
+                store.set(f"{place}/all", "")
+                for key in [before, f"{before}/all", *(f"{before}/{rank}" for rank in range(self.world_size))] if turn > 1 else ():
+                    store.delete_key(key)  # all have left the place before
+            if poll(lambda: store.check([f"{place}/all"]), limit, self.check_abort):
+                return []
+            return [rank for rank in range(self.world_size) if not store.check([f"{place}/{rank}"])]
+
+    def close(self) -> None:
+        """Leave the plane. Rank 0 waits a moment for the others, since its process may hold the store."""
+        store, self._store = self._store, None
+        if self._group is not None:
+            self._group.close()
+            self._group = None
+        if store is None:
+            return
+        try:
+            gone = store.add("closed", 1)
+            if self.rank == 0 and gone < self.world_size and not store.check([_ABORTED]):
+                poll(lambda: store.add("closed", 0) == self.world_size, _PARTING, lambda: None)
+        except RuntimeError:
+            return  # the store has already ended with its process: nothing is left to leave
+
+    def _arrive(self) -> None:
+        missing = self.meet("arrival", 1, self.timeout)
+        if missing:
+            raise CollectiveTimeout(
+                f"rank {self.rank} waited {self.timeout:g} s for its peers: {named(missing)} of {self.world_size} never came. Start all "
+                f"ranks (`accel launch --nproc {self.world_size} script.py`), or run without RANK and WORLD_SIZE for a single process"
+            )
+
+    def _exchange(self, obj: Any, sources: Sequence[int], what: str, limit: float) -> list[Any]:
+        """Each source's object on every rank: sizes first, so that all ranks refuse alike, then one broadcast a source."""
+        data, refusal = b"", None
+        if self.rank in sources:
+            try:
+                data = _codec.encode(obj)
+            except Exception as error:
+                refusal = error
+        sizes = [len(data)] if self._group is None else self._group.all_gather_int(-1 if refusal else len(data), limit)
+        if refusal is not None:
+            raise refusal
+        for source in sources:
+            if sizes[source] < 0:
+                raise CollectiveError(f"{what}: rank {source} could not encode its object; its own error says why")
+            if sizes[source] > self.max_bytes:
+                raise ArgumentError(
+                    f"{what}: the object of rank {source} takes {sizes[source]} bytes, above the limit of {self.max_bytes}; use tensors "
+                    "or a checkpoint for data of that size"
+                )
+        if self._group is None:
+            return [_codec.decode(data)]
+        buffers = [torch.empty(sizes[source], dtype=torch.uint8) for source in sources]
+        if data:
+            buffers[list(sources).index(self.rank)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        self._group.broadcast(buffers, sources, what, limit)
+        return [_codec.decode(buffer.numpy().tobytes()) for buffer in buffers]
+
+    def _limit(self, timeout: float | timedelta | None) -> float:
+        return self.timeout if timeout is None else seconds(timeout)
+
+    def _describe(self, missing: Sequence[int]) -> str:
+        known = [rank for rank in missing if self.store.check([f"doing/{rank}"])]
+        doing = [f"rank {rank} was last waiting in {self.store.get(f'doing/{rank}').decode()}" for rank in known]
+        return named(missing) + (f" ({'; '.join(doing)})" if doing else "")
+
+
+class Agreement:
+    """Agreement on small numbers for one background thread, independent of everything else in flight."""
+
+    def __init__(self, plane: ControlPlane, group: _Gloo | None) -> None:
+        self._plane = plane
+        self._group = group
+
+    def min(self, value: int, timeout: float | timedelta | None = None) -> int:
+        """The smallest `value` of all ranks. Raises `CollectiveTimeout` when a rank does not take part in time."""
+        limit = self._plane.timeout if timeout is None else seconds(timeout)
+        return value if self._group is None else self._group.min(value, limit)
+
+    def close(self) -> None:
+        if self._group is not None:
+            self._group.close()
+            self._group = None
+
+
+class _Gloo:
+    """A gloo process group of its own, outside torch.distributed's registry, with waits that notice an abort."""
+
+    def __init__(self, plane: ControlPlane, name: str) -> None:
+        self._plane = plane
+        self._name = name
+        self._stuck = False
+        store = PrefixStore(f"gloo/{name}", plane.store)
+        with translated(lambda: f"connecting the control plane ({name}) on rank {plane.rank}"):
+            self._pg: Any = ProcessGroupGloo(store, plane.rank, plane.world_size, timedelta(seconds=plane.timeout))
+
+    def min(self, value: int, limit: float) -> int:
+        box = torch.tensor([value], dtype=torch.int64)
+        options = AllreduceOptions()
+        options.reduceOp = ReduceOp.MIN
+        self._run(lambda: [self._pg.allreduce([box], options)], "min", limit)
+        return int(box.item())
+
+    def all_gather_int(self, value: int, limit: float) -> list[int]:
+        boxes = [torch.empty(1, dtype=torch.int64) for _ in range(self._plane.world_size)]
+        mine = torch.tensor([value], dtype=torch.int64)
+        self._run(lambda: [self._pg.allgather([boxes], [mine])], "exchange of sizes", limit)
+        return [int(box.item()) for box in boxes]
+
+    def broadcast(self, buffers: Sequence[torch.Tensor], sources: Sequence[int], what: str, limit: float) -> None:
+        def start() -> list[Any]:
+            works = []
+            for buffer, source in zip(buffers, sources, strict=True):
+                options = BroadcastOptions()
+                options.rootRank = source
+                works.append(self._pg.broadcast([buffer], options))
+            return works
+
+        self._run(start, what, limit)
+
+    def close(self) -> None:
+        if self._stuck:
+            keep_forever(self._pg)  # its destructor would wait for the operation that never ends
+
+    def _run(self, start: Any, what: str, limit: float) -> None:
+        label = f"{what} of the control plane on rank {self._plane.rank} of {self._plane.world_size}"
+        self._stuck = True
+        with translated(lambda: label, self._plane.check_abort):
+            for work in start():
+                if not wait_sliced(C10dHandle(work, blocks=True), limit, self._plane.check_abort):
+                    raise CollectiveTimeout(f"{label} timed out after {limit:g} s: a rank did not take part")
+        self._stuck = False
+
+
+def named(ranks: Sequence[int]) -> str:
+    """`ranks` in words, for errors."""
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(str(rank) for rank in ranks)

@@ -1,0 +1,86 @@
+"""`Device`: one kind of hardware as a process sees it - index, synchronization, random numbers, counters.
+
+Owns the interface only. `accel.eager.EagerDevice` carries everything that torch's device modules have in common; a
+vendor's `device.py` holds what differs.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, NamedTuple
+
+import torch
+
+
+class DeviceProperties(NamedTuple):
+    """What is known of one device; a field that cannot be known is None."""
+
+    name: str | None  # what the driver or the operating system calls it
+    total_memory: int | None  # bytes
+    cores: int | None  # CPU cores, streaming multiprocessors, AI cores, tensor cores: the vendor's own unit
+    extra: dict[str, str]  # vendor details for the record, such as driver version or instruction set
+
+
+class Device(ABC):
+    """The devices of one backend, as seen from this process."""
+
+    type: str  # torch device type: "cuda", "npu", "xla", "cpu"
+    kind: str  # "eager" or "lazy"
+    is_host: bool = False  # whether the host's tensors are already on the device
+    metric_dtype: torch.dtype = torch.float32  # in which sums of metrics are kept: the widest that every chip of the type has
+
+    @property
+    @abstractmethod
+    def torch_device(self) -> torch.device:
+        """The current device, with its index where the type has several."""
+
+    @abstractmethod
+    def count(self) -> int:
+        """Number of devices visible to this process; never initialises one."""
+
+    @abstractmethod
+    def current(self) -> int: ...
+
+    @abstractmethod
+    def set(self, index: int) -> None:
+        """Make `index` current. Raises `ArgumentError` when it is not below `count()`."""
+
+    @abstractmethod
+    def properties(self, index: int | None = None) -> DeviceProperties:
+        """Properties of `index` (default: current)."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Block the host until all queued work has finished. Never cuts a lazy graph."""
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Cut a lazy graph and start its execution; nothing on eager devices."""
+
+    @abstractmethod
+    def seed(self, n: int) -> None:
+        """Seed `random`, numpy, torch's CPU generator and this device's generators with `n`."""
+
+    @abstractmethod
+    def rng_state(self) -> dict[str, Any]:
+        """Plain data and CPU tensors by generator: "python", "numpy", "torch" and, where it has its own, the device type."""
+
+    @abstractmethod
+    def set_rng_state(self, state: dict[str, Any]) -> list[str]:
+        """Restore each generator named in `state` that exists here; return one note for each part not restored."""
+
+    @abstractmethod
+    def counters(self) -> dict[str, int]:
+        """`compiles` and `fallbacks` (operations run on the host) since the process started; 0 where there are none."""
+
+    @abstractmethod
+    def stream(self) -> Any:
+        """A new stream. Raises `UnsupportedError` on lazy devices."""
+
+    @abstractmethod
+    def event(self, timing: bool = False) -> Any:
+        """A new event. Raises `UnsupportedError` on lazy devices."""
+
+    def move(self, tensor: torch.Tensor) -> torch.Tensor:
+        """`tensor` on this device, copied without blocking the host where its memory allows it."""
+        return tensor.to(self.torch_device, non_blocking=True)

@@ -1,0 +1,45 @@
+"""Benchmark records: one JSON file a run, validated against the published schema when written and when read.
+
+`schema.json` beside this file is the schema (JSON Schema 2020-12, named in every record). Nothing here imports torch,
+so that a laptop without an accelerator can read and compare records from anywhere.
+"""
+
+from __future__ import annotations
+
+from accel.records._file import check, destination, read, schema, write
+from accel.records._record import (
+    ORIGINS,
+    SCHEMA,
+    BackendPart,
+    Curve,
+    Figure,
+    Hardware,
+    Label,
+    Numerics,
+    Protocol,
+    Record,
+    Results,
+    Series,
+    Workload,
+)
+
+__all__ = [
+    "ORIGINS",
+    "SCHEMA",
+    "BackendPart",
+    "Curve",
+    "Figure",
+    "Hardware",
+    "Label",
+    "Numerics",
+    "Protocol",
+    "Record",
+    "Results",
+    "Series",
+    "Workload",
+    "check",
+    "destination",
+    "read",
+    "schema",
+    "write",
+]

@@ -1,0 +1,200 @@
+"""`Record` and its parts: the typed form of what `schema.json` describes, and its conversion to and from plain data.
+
+A figure that is not known has the value None and a reason; an empty series or curve has a reason too. Field names here
+and property names in the schema are the same, which a test holds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, get_args, get_origin, get_type_hints
+
+SCHEMA = "accel-record/1"
+ORIGINS = ("measured", "emulated", "published", "predicted")
+
+Number = int | float
+Scalar = str | int | float | bool | None
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number with its unit; `origin` only where it differs from the record's."""
+
+    value: Number | None
+    unit: str
+    origin: str | None = None
+    reason: str | None = None
+
+    def words(self) -> str:
+        """The exact value with its unit, or why there is none."""
+        return f"unknown ({self.reason})" if self.value is None else f"{self.value:,} {self.unit}"
+
+
+@dataclass(frozen=True)
+class Label:
+    """A name that may be unknown, then with a reason."""
+
+    value: str | None
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Series:
+    """Numbers of one unit, in the order they were taken."""
+
+    values: tuple[Number, ...]
+    unit: str
+    origin: str | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Curve:
+    """(step, value) points; a value is None where it was not finite."""
+
+    points: tuple[tuple[int, Number | None], ...]
+    unit: str
+    origin: str | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class BackendPart:
+    """The accel backend: its name and kind ("eager" or "lazy")."""
+
+    name: str
+    kind: str
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What the run was on."""
+
+    chip: Label
+    devices: Figure
+    world_size: Figure
+    hosts: Figure
+    details: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Numerics:
+    """The policy asked for, and the vendor's switches as read back during the run."""
+
+    policy: str
+    in_force: dict[str, Scalar]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What was trained."""
+
+    model: str
+    parameters: Figure
+    data: str
+    delivery: str
+    image_size: Figure
+    batch_per_device: Figure
+    accumulate: Figure
+    global_batch: Figure
+    optimizer: str
+    seed: int
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How it was timed."""
+
+    steps: Figure
+    repeats: Figure
+    warmup_steps: Figure
+    clock: str
+    loader_workers: Figure
+    threads: Figure
+    threads_source: str
+
+
+@dataclass(frozen=True)
+class Results:
+    """What came out. Times in seconds, throughput in images/s."""
+
+    throughput: Figure
+    throughput_per_device: Figure
+    throughput_repeats: Series
+    step_time: Figure
+    step_time_p10: Figure
+    step_time_p90: Figure
+    step_times: Series
+    first_step_time: Figure
+    compile_time: Figure
+    loss_curve: Curve
+    accuracy: Figure
+    peak_allocated: Figure
+    peak_reserved: Figure
+
+
+@dataclass(frozen=True)
+class Record:
+    """One run of a benchmark."""
+
+    id: str
+    time: str  # UTC, such as "2026-01-31T12:00:00Z"
+    command: str
+    benchmark: str
+    origin: str
+    backend: BackendPart
+    hardware: Hardware
+    versions: dict[str, str]
+    numerics: Numerics
+    workload: Workload
+    protocol: Protocol
+    results: Results
+    warnings: tuple[str, ...] = ()
+    schema: str = field(default=SCHEMA)
+
+    def origin_of(self, figure: Figure | Series | Curve) -> str:
+        """The origin of one figure: its own, else the record's."""
+        return figure.origin or self.origin
+
+    def to_plain(self) -> dict[str, Any]:
+        """Dicts, lists and scalars, as they stand in the file."""
+        plain: dict[str, Any] = _plain(self)
+        return {"schema": plain.pop("schema"), **plain}
+
+    @staticmethod
+    def from_plain(data: dict[str, Any]) -> Record:
+        """The record in `data`, which must have passed `accel.records.check`."""
+        record: Record = _typed(Record, data)
+        return record
+
+
+_OPTIONAL = frozenset({"origin", "reason"})  # absent from the file where None
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        items = ((f.name, getattr(value, f.name)) for f in dataclasses.fields(value))
+        return {name: _plain(item) for name, item in items if not (item is None and name in _OPTIONAL)}
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value
+
+
+_hints = cache(get_type_hints)
+
+
+def _typed(cls: Any, data: dict[str, Any]) -> Any:
+    hints = _hints(cls)
+    return cls(**{name: _convert(hints[name], item) for name, item in data.items()})
+
+
+def _convert(hint: Any, item: Any) -> Any:
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return _typed(hint, item)
+    if get_origin(hint) is tuple:
+        return tuple(_convert(get_args(hint)[0], element) for element in item)
+    return item

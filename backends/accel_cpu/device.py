@@ -1,0 +1,93 @@
+"""The CPU as a device: always one, and its memory is the host's."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from accel.device import DeviceProperties
+from accel.errors import ArgumentError
+from accel.eager import EagerDevice, foreign_generator
+from accel_cpu.memory import total_memory
+
+
+class CpuDevice(EagerDevice):
+    """The one CPU device of a process; torch gives it no index."""
+
+    is_host = True
+    metric_dtype = torch.float64
+
+    def __init__(self) -> None:
+        super().__init__("cpu")
+
+    @property
+    def torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def current(self) -> int:
+        return 0  # torch.cpu.current_device() is the string "cpu" (torch 2.13)
+
+    def properties(self, index: int | None = None) -> DeviceProperties:
+        self._checked(index)
+        extra = {"instruction_set": torch.backends.cpu.get_cpu_capability(), "threads": str(torch.get_num_threads())}
+        return DeviceProperties(_model_name(), total_memory()[0], os.cpu_count(), extra)
+
+    def synchronize(self) -> None:
+        pass  # operations have finished when their call returns
+
+    def event(self, timing: bool = False) -> CpuEvent:
+        return CpuEvent(timing)
+
+    def _device_rng_state(self) -> dict[str, Any]:
+        return {}  # the host's torch generator is the device's
+
+    def _set_device_rng_state(self, state: dict[str, Any]) -> list[str]:
+        return [foreign_generator(name, self.type) for name in state]
+
+    def move(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if tensor.device.type == "cpu" else tensor.to("cpu")
+
+
+class CpuEvent:
+    """An event on a device whose operations have finished when their call returns.
+
+    torch.cpu.Event has no `elapsed_time` (torch 2.13), which timing through one interface needs.
+    """
+
+    def __init__(self, timing: bool = False) -> None:
+        self._timing = timing
+        self._at: float | None = None
+
+    def record(self, stream: Any = None) -> None:
+        self._at = time.perf_counter()
+
+    def query(self) -> bool:
+        return True
+
+    def wait(self, stream: Any = None) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, end: CpuEvent) -> float:
+        """Milliseconds from this event to `end`. Raises `ArgumentError` unless both record time and were recorded."""
+        if not (self._timing and end._timing) or self._at is None or end._at is None:
+            raise ArgumentError("elapsed_time: both events must be made with event(timing=True) and recorded")
+        return (end._at - self._at) * 1e3
+
+
+def _model_name() -> str | None:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name" and value.strip():
+                return value.strip()
+    except OSError:  # no procfs on this system
+        pass
+    return platform.processor() or platform.machine() or None

@@ -1,0 +1,48 @@
+"""The switches that decide how a CPU computes in fp32: oneDNN may use TF32 or bf16 units where the processor has them.
+
+`torch.backends.mkldnn.{matmul,conv,rnn}.fp32_precision` take "ieee", "tf32", "bf16" or "none" (= inherit) since torch 2.9.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from accel.numerics import Numerics
+
+UNITS = ("matmul", "conv", "rnn")
+AUTOCAST = {"fp32": None, "tf32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class CpuNumerics(Numerics):
+    """oneDNN's fp32 precision by unit, and torch's determinism."""
+
+    device_type = "cpu"
+
+    def __init__(self) -> None:
+        self._found: dict[str, str] | None = None
+        self._found_deterministic = False
+
+    def apply(self, policy: str, deterministic: bool) -> None:
+        if self._found is None:
+            self._found = {unit: getattr(torch.backends.mkldnn, unit).fp32_precision for unit in UNITS}
+            self._found_deterministic = torch.are_deterministic_algorithms_enabled()
+        # "tf32" means the chip's fast fp32; where oneDNN finds no such unit the switch leaves IEEE arithmetic in place.
+        precision = "tf32" if policy == "tf32" else "ieee"
+        for unit in UNITS:
+            getattr(torch.backends.mkldnn, unit).fp32_precision = precision
+        torch.use_deterministic_algorithms(deterministic)
+
+    def read(self) -> dict[str, str]:
+        switches = {f"mkldnn.{unit}.fp32_precision": getattr(torch.backends.mkldnn, unit).fp32_precision for unit in UNITS}
+        return {**switches, "deterministic_algorithms": str(torch.are_deterministic_algorithms_enabled())}
+
+    def restore(self) -> None:
+        if self._found is None:
+            return
+        for unit, precision in self._found.items():
+            getattr(torch.backends.mkldnn, unit).fp32_precision = precision
+        torch.use_deterministic_algorithms(self._found_deterministic)
+        self._found = None
+
+    def autocast_dtype(self, policy: str) -> torch.dtype | None:
+        return AUTOCAST[policy]

@@ -1,0 +1,172 @@
+"""The project's tasks, and the environments they run in: one a backend, under `.venvs/`.
+
+A session named after a backend (`cpu`) makes or refreshes `.venvs/cpu`; `test-cpu` runs the test suite in it. Lint,
+docs, `compare` and `prove` run in the CPU environment. An environment is made on first use and left alone until one of
+its inputs changes: dependencies and pinned groups of pyproject.toml, its row in `LANES`, the interpreter.
+`make help` lists the commands for people; `.ci/results.py` decides whether what ran is a pass.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import nox
+
+ROOT = Path(__file__).parent
+PROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
+RESULTS = ROOT / "build" / "results"
+STARTED = time.time()
+
+nox.needs_version = ">=2025.2.9"
+nox.options.default_venv_backend = "venv"
+nox.options.envdir = ".venvs"
+nox.options.reuse_venv = "yes"
+
+
+@dataclass(frozen=True)
+class Lane:
+    """The environment of one backend."""
+
+    torch: tuple[str, ...]  # requirements in order of preference: the first that pip offers is installed
+    extras: tuple[str, ...]  # of the distribution
+    groups: tuple[str, ...]  # of pinned development tools
+
+
+LANES = {
+    "cpu": Lane(
+        torch=("torch==2.13.0+cpu", "torch==2.13.0"),  # a CPU build where pip offers one
+        extras=("report", "vision"),
+        groups=("test", "bench", "lint", "docs"),
+    ),
+}
+CHECKS = ("lint", "docs")  # what `make test` runs beside the lanes
+
+nox.options.sessions = [*CHECKS, *(f"test-{lane}" for lane in LANES), "results"]
+
+
+def environment(session: nox.Session, lane: str) -> None:
+    """Install a lane's packages into its environment, unless exactly they are there already."""
+    home = Path(session.virtualenv.location)
+    stamp, digest = home / "inputs.sha256", inputs(lane)
+    if stamp.exists() and stamp.read_text() == digest:
+        return
+    stamp.unlink(missing_ok=True)
+    session.install(*nox.project.dependency_groups(PROJECT, "pip"))
+    torch = choose(session, LANES[lane].torch)
+    session.log(f"the {lane} environment takes {torch}")
+    session.install(torch)
+    constraint = home / "torch.txt"  # keeps other packages from replacing this build of torch
+    constraint.write_text(torch + "\n")
+    tools = nox.project.dependency_groups(PROJECT, *LANES[lane].groups)
+    project = f".[{','.join(LANES[lane].extras)}]"
+    session.install("--constraint", str(constraint), "--editable", project, *tools)
+    stamp.write_text(digest)
+
+
+def inputs(lane: str) -> str:
+    """A digest of everything that decides what a lane's environment holds."""
+    roots = sorted(path.parent.name for path in ROOT.glob("backends/*/__init__.py"))  # each is mapped by the install
+    parts = [
+        asdict(LANES[lane]),
+        PROJECT["build-system"],
+        PROJECT["project"],
+        PROJECT["dependency-groups"],
+        roots,
+        sys.version,
+        str(ROOT),
+    ]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def choose(session: nox.Session, requirements: tuple[str, ...]) -> str:
+    """The first requirement that pip can find here; the last one is taken without asking."""
+    pip = (str(Path(session.virtualenv.location) / "bin" / "python"), "-m", "pip")
+    for requirement in requirements[:-1]:
+        query = (*pip, "install", "--dry-run", "--quiet", "--no-deps", "--ignore-installed", requirement)
+        if subprocess.run(query, capture_output=True, check=False).returncode == 0:
+            return requirement
+        session.log(f"pip does not offer {requirement} here")
+    return requirements[-1]
+
+
+def run(session: nox.Session, lane: str, *arguments: str, **env: str) -> None:
+    """Run `python ARGUMENTS` in a lane's environment, from the repository root, on the lane's backend."""
+    python = str(ROOT / ".venvs" / lane / "bin" / "python")
+    session.run(python, *arguments, env={"ACCEL_BACKEND": lane, **env}, external=True)
+
+
+def judge(session: nox.Session, *arguments: str) -> None:
+    session.run(sys.executable, ".ci/results.py", *arguments, external=True)
+
+
+def test(session: nox.Session, lane: str) -> None:
+    """Run pytest in a lane; tests start several processes on few cores, so each gets one thread."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    report = RESULTS / f"{lane}.xml"
+    report.unlink(missing_ok=True)
+    pytest = ("-m", "pytest", f"--backend={lane}", f"--junitxml={report}", "--durations=10")
+    run(session, lane, *pytest, *session.posargs, OMP_NUM_THREADS="1")
+    judge(session, "lane", lane)
+
+
+def passed(check: str) -> None:
+    """Leave word for the closing summary that a check other than a lane has passed."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    (RESULTS / check).touch()
+
+
+for name in LANES:
+
+    @nox.session(name=name)
+    def _environment(session: nox.Session, lane: str = name) -> None:
+        """Make or refresh the backend's environment."""
+        environment(session, lane)
+
+    @nox.session(name=f"test-{name}", requires=[name], venv_backend="none")
+    def _test(session: nox.Session, lane: str = name) -> None:
+        """Run the test suite on the backend."""
+        test(session, lane)
+
+
+@nox.session(requires=["cpu"], venv_backend="none")
+def lint(session: nox.Session) -> None:
+    """Check style, formatting and types."""
+    run(session, "cpu", "-m", "ruff", "check", ".")
+    run(session, "cpu", "-m", "ruff", "format", "--check", ".")
+    run(session, "cpu", "-m", "mypy")
+    passed("lint")
+
+
+@nox.session(requires=["cpu"], venv_backend="none")
+def docs(session: nox.Session) -> None:
+    """Build the documentation; a warning is an error."""
+    run(session, "cpu", "-m", "sphinx", "-W", "--keep-going", "--quiet", "-b", "html", "docs", "build/docs")
+    session.log("the documentation is at build/docs/index.html")
+    passed("docs")
+
+
+@nox.session(venv_backend="none")
+def results(session: nox.Session) -> None:
+    """Close `make test`: fail unless every lane and every check ran in this call and passed."""
+    judge(session, "summary", f"--since={STARTED}", f"--lanes={','.join(LANES)}", f"--checks={','.join(CHECKS)}")
+
+
+@nox.session(requires=list(LANES), venv_backend="none")
+def compare(session: nox.Session) -> None:
+    """Train ResNet-50 on real digits in every environment, and compare the records under results/."""
+    for lane in LANES:
+        train = ("--data", "digits", "--epochs", "8", "--evaluate", "--out", "results")
+        run(session, lane, "-m", "accel", "bench", "resnet50", *train)
+    run(session, "cpu", "-m", "accel", "compare", "results", "--html", "results/compare.html")
+
+
+@nox.session(requires=["cpu"], venv_backend="none")
+def prove(session: nox.Session) -> None:
+    """Run the long proofs that `make test` leaves out."""
+    run(session, "cpu", "-m", "pytest", "-m", "prove", "--durations=0", *session.posargs)

@@ -1,0 +1,151 @@
+"""`accel bench resnet50` for real on the CPU: a small model, few steps, one rank and two."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accel import records
+from accel.bench.resnet50 import Options, run
+from accel.errors import ArgumentError, DataError
+from accel.testing.ranks import run_ranks
+
+SMALL: dict[str, Any] = {"model": "resnet18", "size": 32, "batch": 4, "steps": 2, "repeats": 2, "warmup": 1}
+
+
+def _bench(out: str, **options: Any) -> str | None:
+    outcome = run(Options(**SMALL | options), out, "accel bench resnet50")
+    return None if outcome is None else str(outcome[0])
+
+
+def _bench_two(out: str) -> str | None:
+    return _bench(out, accumulate=2, evaluate=True, precision="bf16")
+
+
+@pytest.fixture(autouse=True)
+def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCEL_BACKEND", "cpu")
+
+
+def test_one_rank_trains_and_records_everything(tmp_path: Path) -> None:
+    path = _bench(str(tmp_path / "results"))
+    assert path is not None
+    record = records.read(path)
+    assert list((tmp_path / "results").iterdir()) == [Path(path)]
+    assert (record.origin, record.backend.name, record.workload.delivery) == ("measured", "cpu", "in the loop")
+    assert record.workload.parameters.value == 11_181_642  # resnet18 with ten classes
+    assert record.workload.global_batch.value == 4
+    assert record.numerics.policy == "fp32"
+    assert record.numerics.in_force
+    assert record.versions.keys() >= {"accel", "torch", "python", "os"}
+    assert record.protocol.threads.value  # T74
+    assert record.protocol.threads_source
+    results = record.results
+    assert results.throughput.value
+    assert len(results.throughput_repeats.values) == 2
+    assert len(results.step_times.values) == 4
+    assert [step for step, _ in results.loss_curve.points] == [1, 2, 3, 4, 5]
+    assert all(value is not None and 0 < value < 10 for _, value in results.loss_curve.points)
+    assert results.accuracy.reason is not None
+    assert results.compile_time.reason is not None
+    assert results.peak_reserved.value
+    assert results.throughput_repeats.values == pytest.approx(
+        [2 * 4 / sum(results.step_times.values[:2]), 2 * 4 / sum(results.step_times.values[2:])]
+    )
+
+
+def test_two_ranks_write_one_record_over_both(tmp_path: Path) -> None:
+    first, second = run_ranks(_bench_two, 2, str(tmp_path), timeout=240, env={"ACCEL_BACKEND": "cpu"})
+    assert second is None
+    assert [str(path) for path in tmp_path.iterdir()] == [first]
+    record = records.read(first)
+    assert record.hardware.world_size.value == record.hardware.devices.value == 2
+    assert record.hardware.hosts.value == 1
+    assert record.workload.global_batch.value == 2 * 2 * 4
+    assert (record.numerics.policy, record.numerics.in_force["autocast"]) == ("bf16", "bfloat16")
+    assert record.results.accuracy.value is not None
+    throughput, each = record.results.throughput.value, record.results.throughput_per_device.value
+    assert throughput is not None
+    assert each == throughput / 2
+
+
+def test_synthetic_data_is_said_to_be_synthetic(tmp_path: Path) -> None:
+    path = _bench(str(tmp_path / "named.json"), data="synthetic", steps=1, repeats=1)
+    assert path == str(tmp_path / "named.json")
+    record = records.read(path)
+    assert (record.workload.data, record.workload.delivery) == ("synthetic", "synthetic")
+
+
+def test_epochs_give_the_number_of_steps(tmp_path: Path) -> None:
+    path = _bench(str(tmp_path), steps=None, epochs=1, batch=128)
+    assert path is not None
+    record = records.read(path)
+    steps, repeats, warmup = (getattr(record.protocol, name).value for name in ("steps", "repeats", "warmup_steps"))
+    assert steps * repeats + warmup == 1437 // 128
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"batch": 0}, "batch is 0; expected at least 1"),
+        ({"batch": -3}, "batch is -3"),
+        ({"steps": 0}, "steps is 0"),
+        ({"accumulate": 0}, "accumulate is 0"),
+        ({"repeats": -1}, "repeats is -1"),
+        ({"warmup": 0}, "warmup is 0"),
+        ({"size": 0}, "size is 0"),
+        ({"seed": -1}, "seed is -1"),
+        ({"model": "resnet51"}, "model is 'resnet51'; expected one of resnet50, resnet18"),
+        ({"epochs": 2}, "give one of the two"),
+        ({"data": "synthetic", "evaluate": True}, "nothing to evaluate"),
+        ({"precision": "fp8"}, "precision='fp8'"),
+        ({"data": "digit"}, "data is 'digit'.*did you mean 'digits'"),
+        ({"steps": None, "epochs": 1, "batch": 1000, "repeats": 3}, "epochs is 1, which gives 1 optimizer steps"),
+    ],
+)
+def test_values_that_cannot_be_used_are_refused_before_anything_runs(
+    options: dict[str, Any], match: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ArgumentError, match=match):
+        _bench(str(tmp_path), **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_batch_larger_than_the_data_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="batch is 2000, but there are 1437 images"):
+        _bench(str(tmp_path), batch=2000)
+
+
+def test_the_command_line_answers_bad_input_with_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    command = [sys.executable, "-m", "accel", "bench", "resnet50", "--out", str(tmp_path / "file" / "results")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=_environment())
+    assert done.returncode == 2
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert "cannot write the record" in line
+    assert "--out" in line
+
+
+def test_a_record_made_on_the_command_line_is_compared_there(tmp_path: Path) -> None:
+    options = [f"--{name}={value}" for name, value in SMALL.items()]
+    bench = [sys.executable, "-m", "accel", "bench", "resnet50", "--out", str(tmp_path), *options]
+    compare = [sys.executable, "-m", "accel", "compare", str(tmp_path), "--html", str(tmp_path / "page.html")]
+    made = subprocess.run(bench, capture_output=True, text=True, timeout=240, check=True, env=_environment())
+    assert "images/s" in made.stdout
+    shown = subprocess.run(compare, capture_output=True, text=True, timeout=120, check=True, env=_environment())
+    assert "images/s meas" in shown.stdout
+    assert (tmp_path / "page.html").read_text().count("<svg") == 3
+    wrong = [*compare[:4], str(tmp_path / "page.html")]
+    refused = subprocess.run(wrong, capture_output=True, text=True, timeout=120, check=False, env=_environment())
+    assert refused.returncode == 2
+    assert len(refused.stderr.splitlines()) == 1
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OMP_NUM_THREADS": "1"}
