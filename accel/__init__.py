@@ -1,7 +1,7 @@
 """One PyTorch training script, any accelerator.
 
-Importing accel imports neither torch nor a vendor package, because a broken vendor plug-in can make `import torch` itself fail.
-Public names load on first use.
+Importing accel imports neither torch nor a vendor package, because a broken vendor plug-in can make `import torch`
+itself fail. Public names load on first use.
 """
 
 from __future__ import annotations

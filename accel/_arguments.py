@@ -1,4 +1,6 @@
-"""Checked arguments of collectives: tensors, groups, ranks, and the plan for a dtype; all refused before anything is sent."""
+"""Checked arguments of collectives: tensors, groups, ranks, and the plan for a dtype; all refused before anything is
+sent.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ class Arguments:
         """`rank` if it is a global rank of the group."""
         members = self.member(group)
         if type(rank) is not int or not members.contains(rank):
-            raise ArgumentError(f"{name} is {rank!r}; expected a global rank of group {members.name!r}: {list(members.ranks)}")
+            raise ArgumentError(
+                f"{name} is {rank!r}; expected a global rank of group {members.name!r}: {list(members.ranks)}"
+            )
         return rank
 
     def other(self, rank: Any, name: str, group: Group | None) -> int:

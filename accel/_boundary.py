@@ -1,7 +1,7 @@
 """The end of a window: the one place where gradients become a step.
 
-In this order and nowhere else: reduce what is not yet reduced, unscale, clip, agree on overflow, step or skip, move the scale, move
-the scheduler (only when stepped), zero the gradients, make buffers equal, cut.
+In this order and nowhere else: reduce what is not yet reduced, unscale, clip, agree on overflow, step or skip, move
+the scale, move the scheduler (only when stepped), zero the gradients, make buffers equal, cut.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from accel.scaler import Scaler
 
 
 class StepResult(NamedTuple):
-    """What one `Session.step` did. `grad_norm` and `loss_scale` stay on the device (0-dim fp32); reading one waits for it."""
+    """What one `Session.step` did. `grad_norm` and `loss_scale` stay on the device (0-dim fp32); reading one waits
+    for it.
+    """
 
     boundary: bool  # the micro-batch ended a window
     stepped: bool  # the optimizers moved
@@ -114,7 +116,8 @@ class Boundary:
         return norm, scale, skipped
 
     def _weight_factor(self) -> torch.Tensor:
-        """world_size / sum of weights over ranks and micro-batches: turns the mean over ranks of sum(w*g) into the weighted mean.
+        """world_size / sum of weights over ranks and micro-batches: turns the mean over ranks of sum(w*g) into the
+        weighted mean.
 
         Where all weights are 0 there is nothing to learn from: the factor is 0 and the gradient with it.
         """
@@ -128,11 +131,11 @@ def _check_scheduler(scheduler: Any) -> None:
     for one in scheduler if isinstance(scheduler, (list, tuple)) else (scheduler,):
         if isinstance(one, torch.optim.lr_scheduler.ReduceLROnPlateau):
             raise ArgumentError(
-                "step(scheduler=ReduceLROnPlateau): it needs a metric; call scheduler.step(metric) after the evaluation instead"
+                "step(scheduler=ReduceLROnPlateau): it needs a metric; call scheduler.step(metric) "
+                "after the evaluation instead"
             )
 
 
 def _unique(parameters: Any) -> list[torch.Tensor]:
     """Without repeats: a tied weight, or one that two optimizers hold, counts once in the norm."""
     return list({id(p): p for p in parameters}.values())
-

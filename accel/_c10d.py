@@ -1,7 +1,7 @@
 """`C10dTransport`: the transport over `torch.distributed`, common to every eager backend (gloo, nccl, hccl).
 
-Owns the process group's life and the translation of `Transport` into torch.distributed calls. A vendor's `transport.py` gives
-the c10d backend's name and what that backend carries and reduces natively.
+Owns the process group's life and the translation of `Transport` into torch.distributed calls. A vendor's
+`transport.py` gives the c10d backend's name and what that backend carries and reduces natively.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 
 
 class C10dHandle(Handle):
-    """A c10d `Work`. `blocks`: its wait blocks the host and may be sliced (gloo), instead of ordering streams (nccl, hccl)."""
+    """A c10d `Work`. `blocks`: its wait blocks the host and may be sliced (gloo), instead of ordering streams (nccl,
+    hccl).
+    """
 
     def __init__(self, work: Any, blocks: bool, finish: Callable[[], object] | None = None) -> None:
         self._work = work
@@ -65,8 +67,8 @@ class C10dHandle(Handle):
 class ThreadedHandle(Handle):
     """A send or receive on a blocking fabric, waited for on a thread of its own.
 
-    A gloo receive whose wait times out is lost and takes the connection with it, so its wait cannot be sliced as that of the
-    other operations can (seen with torch 2.13).
+    A gloo receive whose wait times out is lost and takes the connection with it, so its wait cannot be sliced as that
+    of the other operations can (seen with torch 2.13).
     """
 
     def __init__(self, work: Any) -> None:
@@ -153,7 +155,7 @@ class C10dTransport(Transport):
         return group
 
     def abort(self) -> None:
-        """Streams: abort the communicators. gloo: nothing releases a blocked operation (torch 2.13), so let go of it."""
+        """Streams: abort the communicators. gloo: nothing ends a blocked operation (torch 2.13), so let go of it."""
         if self.blocks:
             self._keep()
             return
@@ -189,8 +191,10 @@ class C10dTransport(Transport):
         return ThreadedHandle(work) if self.blocks else C10dHandle(work, False)
 
     def _keep(self) -> None:
-        """Keep gloo's groups from ever being destroyed: their destructor joins worker threads, and a thread in an operation
-        whose peer never comes would hold up the end of the process until the group's time limit (torch 2.13)."""
+        """Keep gloo's groups from ever being destroyed: their destructor joins worker threads, and a thread in an
+        operation whose peer never comes would hold up the end of the process until the group's time limit (torch
+        2.13).
+        """
         for group in self._groups:
             keep_forever(group._get_backend(self._device))
 

@@ -1,10 +1,10 @@
 """`Checker`: do all ranks of a group issue the same collective? If not, the same typed error on every rank.
 
-Each collective of a group has a number. A rank that meets a signature for the first time publishes it in the store under
-that number and compares it with what the others publish there, before anything is sent. A signature that has passed costs one
-lookup afterwards; but a rank that then waits for long publishes what it waits in, so that a rank that came with something
-else does not leave it hanging. What "first" cannot see: two signatures that had both passed before, issued in different order
-on different ranks; "every" compares each call.
+Each collective of a group has a number. A rank that meets a signature for the first time publishes it in the store
+under that number and compares it with what the others publish there, before anything is sent. A signature that has
+passed costs one lookup afterwards; but a rank that then waits for long publishes what it waits in, so that a rank
+that came with something else does not leave it hanging. What "first" cannot see: two signatures that had both passed
+before, issued in different order on different ranks; "every" compares each call.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class Signature(NamedTuple):
         dtypes = ", ".join(dict.fromkeys(str(dtype).removeprefix("torch.") for dtype in self.dtypes))
         shapes = ", ".join(str(list(shape)) for shape in self.shapes)
         if len(self.shapes) > _SHOWN:
-            shapes = f"{len(self.shapes)} tensors, {sum(map(torch.Size.numel, self.shapes))} elements, {hash(self.shapes) & 0xFFFF:x}"
+            elements = sum(shape.numel() for shape in self.shapes)
+            shapes = f"{len(self.shapes)} tensors, {elements} elements, digest {hash(self.shapes) & 0xFFFF:04x}"
         op = f"op={self.op}, " if self.op else ""
         root = f", {'dst' if self.kind == 'send' else 'src'}={self.root}" if self.root >= 0 else ""
         return f"{self.kind}({op}dtype={dtypes}, shape={shapes}{root})"
@@ -47,8 +48,8 @@ class Signature(NamedTuple):
 class Checker:
     """The numbers and signatures of one group, as one of its ranks sees them.
 
-    `drain(signature)` takes part in an operation that others had already begun, with a scratch tensor, so that the group's
-    operations pair up again after a mismatch.
+    `drain(signature)` takes part in an operation that others had already begun, with a scratch tensor, so that the
+    group's operations pair up again after a mismatch.
     """
 
     def __init__(
@@ -67,8 +68,8 @@ class Checker:
     def begin(self, signature: Signature, limit: float) -> int:
         """Number the next collective, and compare it with the others' where needed.
 
-        Raises `CollectiveMismatch` when ranks differ, `CollectiveTimeout` when some did not come within `limit` seconds, and
-        `CollectiveError` when an earlier failure left the group unusable.
+        Raises `CollectiveMismatch` when ranks differ, `CollectiveTimeout` when some did not come within `limit`
+        seconds, and `CollectiveError` when an earlier failure left the group unusable.
         """
         if self.broken is not None:
             raise CollectiveError(f"{signature} in group {self._name!r} cannot run: {self.broken}. Start the job anew")
@@ -80,14 +81,16 @@ class Checker:
         if missing:
             self.broken = f"{missing} did not take part in collective {self._number}"
             raise CollectiveTimeout(
-                f"{signature} in group {self._name!r} timed out after {limit:g} s on rank {self._control.rank}: no sign of "
-                f"{missing}; never came, or issued something else that had passed the check before"
+                f"{signature} in group {self._name!r} timed out after {limit:.3g} s on rank {self._control.rank}: "
+                f"no sign of {missing}; never came, or issued something else that had passed the check before"
             )
         self._seen.add(signature)
         return self._number
 
     def look(self, number: int, signature: Signature, limit: float) -> None:
-        """Called while a wait for collective `number` is slow: say what we are in, and compare it with what others say."""
+        """Called while a wait for collective `number` is slow: say what we are in, and compare it with what others
+        say.
+        """
         if self._mode == "off":
             return
         if number not in self._published:
@@ -140,8 +143,9 @@ class Checker:
             self._control.store.delete_key(self._key(self._published.pop(0), self._control.rank))
 
     def _views(self, number: int) -> dict[int, dict[str, Any]]:
-        """The word of each rank that has given it. Other ranks remove old words, and `Store.get` would wait for those for ever;
-        a comparison that cannot succeed reads without waiting."""
+        """The word of each rank that has given it. Other ranks remove old words, and `Store.get` would wait for those
+        for ever; a comparison that cannot succeed reads without waiting.
+        """
         views = {}
         for rank in self._ranks:
             word = self._control.store.compare_set(self._key(number, rank), _ABSENT, _ABSENT).decode()
@@ -164,4 +168,6 @@ def _sides(views: dict[int, dict[str, Any]]) -> dict[str, list[int]]:
 def _parse(identity: str) -> Signature:
     view = json.loads(identity)
     dtypes = tuple(getattr(torch, name) for name in view["dtypes"])
-    return Signature(view["kind"], view["op"], dtypes, tuple(torch.Size(shape) for shape in view["shapes"]), view["root"])
+    return Signature(
+        view["kind"], view["op"], dtypes, tuple(torch.Size(shape) for shape in view["shapes"]), view["root"]
+    )

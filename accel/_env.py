@@ -1,7 +1,7 @@
 """The process environment: the library's own `ACCEL_*` settings, and the one place that writes a vendor's variables.
 
-Imports no torch. Vendor variables are written before the vendor library loads, never over the user's own value, and each
-write is logged and kept for the record.
+Imports no torch. Vendor variables are written before the vendor library loads, never over the user's own value, and
+each write is logged and kept for the record.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """`GradSync`: how the gradients of all ranks become one sum, so that nothing else asks.
 
-`NoSync` for one process; `DDPSync` hands the work to DistributedDataParallel and reduces itself what DDP did not (a window ended
-early, a model called without its wrapper, a second backward through one forward). Gradients are averaged over ranks.
+`NoSync` for one process; `DDPSync` hands the work to DistributedDataParallel and reduces itself what DDP did not (a
+window ended early, a model called without its wrapper, a second backward through one forward). Gradients are averaged
+over ranks.
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ class GradSync(ABC):
 
     @abstractmethod
     def finish(self, parameters: Sequence[torch.Tensor]) -> bool:
-        """Reduce the gradients of `parameters` that backward did not reduce; whether every one is now the same on all ranks."""
+        """Reduce those gradients that backward did not; whether every one is now the same on all ranks."""
 
     @abstractmethod
     def sync_buffers(self) -> None:
-        """Make buffers equal on all ranks, as `wrap` was told; at boundaries, so that evaluation needs no collective (T44)."""
+        """Make buffers equal on all ranks, as `wrap` was told; evaluation then needs no collective (T44)."""
 
 
 class NoSync(GradSync):
@@ -101,7 +102,10 @@ class DDPSync(GradSync):
 
     def wrap(self, model: nn.Module, *, buffers: str, unused_parameters: bool) -> nn.Module:
         if not any(p.requires_grad for p in model.parameters()):
-            raise ModelError("prepare(model): no parameter requires a gradient, so there is nothing to train; for evaluation call it as it is")
+            raise ModelError(
+                "prepare(model): no parameter requires a gradient, so there is nothing to train; for "
+                "evaluation call it as it is"
+            )
         device = self._device.torch_device
         ddp = nn.parallel.DistributedDataParallel(
             model,
@@ -138,7 +142,9 @@ class DDPSync(GradSync):
         return equal
 
     def _reduce(self, parameters: list[torch.Tensor]) -> None:
-        """Average gradients ourselves. A parameter without a gradient on some ranks counts as zero there, on all as none."""
+        """Average gradients ourselves. A parameter without a gradient on some ranks counts as zero there, on all as
+        none.
+        """
         have = [p.grad is not None for p in parameters]
         anywhere = [any(column) for column in zip(*self._collective.all_gather_object(have), strict=True)]
         used = [p for p, some in zip(parameters, anywhere, strict=True) if some]
@@ -160,7 +166,8 @@ class DDPSync(GradSync):
 
 
 def _dense(parameter: torch.Tensor) -> torch.Tensor:
-    grad: Any = parameter.grad
+    grad = parameter.grad
+    assert grad is not None  # the caller has filled it
     if grad.is_sparse:
         raise ModelError("a sparse gradient cannot be averaged over ranks here; use sparse=False in the embedding")
     return grad

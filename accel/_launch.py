@@ -23,7 +23,9 @@ from accel.device import Device
 from accel.errors import CollectiveError, CollectiveTimeout
 from accel.transport import Handle, Transport
 
-Start = Callable[[], tuple[Handle, Callable[[], Any]]]  # sends; gives the handle and what makes the result once it has come
+Start = Callable[
+    [], tuple[Handle, Callable[[], Any]]
+]  # sends; gives the handle and what makes the result once it has come
 
 
 @dataclass(eq=False)
@@ -89,7 +91,9 @@ class Launcher:
             work.wait(left())
         return work
 
-    def fused(self, plans: Sequence[Plan], call: Call, send: Callable[[list[torch.Tensor], str], Handle], result: Any) -> Start:
+    def fused(
+        self, plans: Sequence[Plan], call: Call, send: Callable[[list[torch.Tensor], str], Handle], result: Any
+    ) -> Start:
         """An in-place operation on many tensors: one launch for each pair of dtype and reduction on the wire."""
 
         def start() -> tuple[Handle, Callable[[], Any]]:
@@ -113,7 +117,9 @@ class Launcher:
         return start
 
     def drain(self, tensors: Sequence[torch.Tensor] | None) -> None:
-        """Complete operations that are over, and those that share memory with `tensors` (None: all): users may drop a `Work`."""
+        """Complete operations that are over, and those that share memory with `tensors` (None: all): users may drop a
+        `Work`.
+        """
         if not self._pending:
             return
         storages = None if tensors is None else {_storage(t) for t in tensors}
@@ -174,14 +180,18 @@ class CallWatch:
     def timed_out(self, limit: float) -> CollectiveTimeout:
         checker = self._call.group.checker
         absent = checker.absent(self.number) if checker is not None and self.number else ""
-        return CollectiveTimeout(f"{self.describe()} timed out after {limit:.3g} s" + (f": no sign of {absent}" if absent else ""))
+        return CollectiveTimeout(
+            f"{self.describe()} timed out after {limit:.3g} s" + (f": no sign of {absent}" if absent else "")
+        )
 
     def left_hanging(self) -> None:
         self._launcher.stuck = True
 
     def describe(self) -> str:
         control = self._launcher.control
-        return f"{self._call.signature} in group {self._call.group.name!r} on rank {control.rank} of {control.world_size}"
+        return (
+            f"{self._call.signature} in group {self._call.group.name!r} on rank {control.rank} of {control.world_size}"
+        )
 
     def synchronize(self) -> None:
         self._launcher.device.flush()

@@ -1,7 +1,8 @@
 """`batches`: the loop over a loader - on the device, one batch ahead, on the same number of steps on every rank.
 
-Looking one batch ahead tells the window its end before the forward, so gradient sync is set in time. Ranks agree on the number of
-training steps first: an extra batch on one rank would pair its gradients with another rank's next collective (T04).
+Looking one batch ahead tells the window its end before the forward, so gradient sync is set in time. Ranks agree on
+the number of training steps first: an extra batch on one rank would pair its gradients with another rank's next
+collective (T04).
 """
 
 from __future__ import annotations
@@ -9,13 +10,20 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 from accel.backend import Backend
 from accel.control import Agreement, ControlPlane
@@ -29,13 +37,17 @@ UNSHARDED = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRand
 
 @dataclass
 class Position:
-    """Where this rank is in its training data; saved with a checkpoint, so that a resumed epoch goes on with the next batch."""
+    """Where this rank is in its training data; saved with a checkpoint, so that a resumed epoch goes on with the next
+    batch.
+    """
 
     epoch: int
     taken: int  # batches given to the user in this epoch
     committed: int  # those whose gradients went into a step: an open window is not saved, its batches come again
     finished: bool = False
-    start: dict[str, Any] = field(default_factory=dict)  # state of the generators that decide the order, at the epoch's start
+    start: dict[str, Any] = field(
+        default_factory=dict
+    )  # state of the generators that decide the order, at the epoch's start
 
     def state(self) -> dict[str, Any]:
         done = self.finished and self.committed == self.taken
@@ -45,7 +57,9 @@ class Position:
 class Batches:
     """Makes the iterators of one session and keeps its position, its waiting time and what it dropped."""
 
-    def __init__(self, backend: Backend, control: ControlPlane, begin: Callable[[bool], None], drop: Callable[[str], None]) -> None:
+    def __init__(
+        self, backend: Backend, control: ControlPlane, begin: Callable[[bool], None], drop: Callable[[str], None]
+    ) -> None:
         self._device = backend.device
         self._lazy = backend.kind == "lazy"
         self._control = control
@@ -73,13 +87,18 @@ class Batches:
             if saved["finished"]:
                 return iter(())
             source = _replayed(loader, saved["start"], skip)
-        if several and not isinstance(loader, Sized):
-            return self._run(self._agreed(source, steps), self.position, prefetch)
+        length = _length(loader)
+        if length is None:
+            ahead = self._agreed(source, steps) if several else self._ahead(source, steps, promised=False)
+            return self._run(ahead, self.position, prefetch, None if steps is None else skip + steps)
+        mine = everyones = max(0, length - skip)
+        limit = steps
         if several:
-            mine = max(0, len(loader) - skip) if steps is None else min(steps, max(0, len(loader) - skip))
-            steps = self._control.min(mine)
-            self._count_dropped(mine - steps)
-        return self._run(self._ahead(source, steps, promised=several), self.position, prefetch)
+            everyones = self._control.min(mine)
+            limit = everyones if steps is None else self._control.min(min(steps, everyones))
+            self._count_dropped((mine if steps is None else min(steps, mine)) - limit)
+        cut = skip + limit if limit is not None and limit < everyones else None
+        return self._run(self._ahead(source, limit, promised=several), self.position, prefetch, cut)
 
     def evaluate(self, loader: Any, epoch: int | None, skip: int, steps: int | None) -> Iterator[Any]:
         if epoch is not None:
@@ -103,7 +122,9 @@ class Batches:
             return None, saved["epoch"] + 1 if epoch is None else epoch
         return saved, epoch
 
-    def _run(self, ahead: Iterator[tuple[Any, bool]], position: Position, prefetch: int) -> Iterator[Any]:
+    def _run(
+        self, ahead: Iterator[tuple[Any, bool]], position: Position, prefetch: int, cut: int | None
+    ) -> Iterator[Any]:
         begin, move, clock = self._begin, self._move, time.perf_counter
         if not self._device.is_host and prefetch > 1:
             ahead, move = _copied_ahead(ahead, move, prefetch), _same
@@ -117,7 +138,7 @@ class Batches:
             begin(final)
             position.taken += 1
             yield move(batch)
-        position.finished = True
+        position.finished = position.taken != cut  # cut short by `steps`, the epoch has batches that nobody has seen
         self._drop("the loader ended")
 
     def _ahead(self, source: Iterator[Any], limit: int | None, promised: bool) -> Iterator[tuple[Any, bool]]:
@@ -130,7 +151,10 @@ class Batches:
                 return END
             batch = next(source, END)
             if batch is END and promised:
-                raise DataError(f"the loader's len() promised {limit} more batches and it gave {taken}: the other ranks wait for the rest")
+                raise DataError(
+                    f"the loader's len() promised {limit} more batches and it gave {taken}: the other ranks "
+                    f"wait for the rest"
+                )
             taken += 1
             return batch
 
@@ -164,7 +188,9 @@ class Batches:
         self._count_dropped(0 if batch is END else 1)
 
     def _agreement(self) -> tuple[ThreadPoolExecutor, Agreement]:
-        """A thread and a channel of its own to agree on; made once, by all ranks at their first loader without a length."""
+        """A thread and a channel of its own to agree on; made once, by all ranks at their first loader without a
+        length.
+        """
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "accel-loader"), self._control.loader_agreement()
         return self._thread
@@ -187,7 +213,9 @@ class Batches:
 
 
 def moved(batch: Any, move: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """`batch` with every tensor in it moved; tuples, named tuples, lists and dicts may nest, other values stay as they are."""
+    """`batch` with every tensor in it moved; tuples, named tuples, lists and dicts may nest, other values stay as
+    they are.
+    """
     if isinstance(batch, torch.Tensor):
         return move(batch)
     kind = type(batch)
@@ -202,15 +230,24 @@ def moved(batch: Any, move: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 
 def check_arguments(train: object, epoch: object, skip: object, steps: object, prefetch: object) -> None:
     """Raise `ArgumentError` for a value of `Session.batches` that cannot be used."""
-    for name, value, least, optional in (("epoch", epoch, 0, True), ("skip", skip, 0, False), ("steps", steps, 1, True), ("prefetch", prefetch, 1, False)):
+    for name, value, least, optional in (
+        ("epoch", epoch, 0, True),
+        ("skip", skip, 0, False),
+        ("steps", steps, 1, True),
+        ("prefetch", prefetch, 1, False),
+    ):
         if (value is None and optional) or (isinstance(value, int) and not isinstance(value, bool) and value >= least):
             continue
-        raise ArgumentError(f"batches({name}={value!r}): expected an integer from {least}{' or None' if optional else ''}")
+        raise ArgumentError(
+            f"batches({name}={value!r}): expected an integer from {least}{' or None' if optional else ''}"
+        )
     if not isinstance(train, bool):
         raise ArgumentError(f"batches(train={train!r}): expected True or False")
 
 
-def _copied_ahead(ahead: Iterator[tuple[Any, bool]], move: Callable[[Any], Any], depth: int) -> Iterator[tuple[Any, bool]]:
+def _copied_ahead(
+    ahead: Iterator[tuple[Any, bool]], move: Callable[[Any], Any], depth: int
+) -> Iterator[tuple[Any, bool]]:
     """Start the copies of the next batches before the user asks for them."""
     queue = [(move(batch), final) for batch, final in itertools.islice(ahead, depth - 1)]
     for batch, final in ahead:
@@ -227,7 +264,9 @@ def _iterate(loader: Any) -> Iterator[Any]:
     try:
         return iter(loader)
     except TypeError as error:
-        raise ArgumentError(f"batches(loader={type(loader).__name__}): expected an iterable of batches, such as a DataLoader") from error
+        raise ArgumentError(
+            f"batches(loader={type(loader).__name__}): expected an iterable of batches, such as a DataLoader"
+        ) from error
 
 
 def _skipped(source: Iterator[Any], count: int) -> Iterator[Any]:
@@ -237,9 +276,11 @@ def _skipped(source: Iterator[Any], count: int) -> Iterator[Any]:
 
 
 def _replayed(loader: Any, start: dict[str, Any], count: int) -> Iterator[Any]:
-    """The rest of an interrupted pass: the generators that decided its order are put back for it, and taken away again.
+    """The rest of an interrupted pass: the generators that decided its order are put back for it, and taken away
+    again.
 
-    Samplers draw the order at the first batch, not at iter(): one batch more is taken before the generators change back.
+    Samplers draw the order at the first batch, not at iter(): one batch more is taken before the generators change
+    back.
     """
     now = torch.get_rng_state()
     torch.set_rng_state(start["torch"])
@@ -254,8 +295,24 @@ def _replayed(loader: Any, start: dict[str, Any], count: int) -> Iterator[Any]:
 def _samplers(loader: Any) -> list[Any]:
     """The loader and what inside it may follow the epoch."""
     batch_sampler = getattr(loader, "batch_sampler", None)
-    parts = [loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None), getattr(loader, "dataset", None)]
+    parts = [
+        loader,
+        getattr(loader, "sampler", None),
+        batch_sampler,
+        getattr(batch_sampler, "sampler", None),
+        getattr(loader, "dataset", None),
+    ]
     return list({id(part): part for part in parts if part is not None}.values())
+
+
+def _length(loader: Any) -> int | None:
+    """Batches that `loader` promises; None for a stream, also for a DataLoader over one, which has a `__len__` that
+    raises.
+    """
+    try:
+        return len(loader)
+    except TypeError:
+        return None
 
 
 def _set_epoch(loader: Any, epoch: int) -> None:
@@ -279,6 +336,7 @@ def _refuse_unsharded(loader: Any, world_size: int) -> None:
     sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
     if isinstance(sampler, UNSHARDED):
         raise ArgumentError(
-            f"batches(loader): its sampler is {type(sampler).__name__}, so each of the {world_size} ranks would train on the whole dataset; "
+            f"batches(loader): its sampler is {type(sampler).__name__}, so each of the {world_size} "
+            f"ranks would train on the whole dataset; "
             "build it with DataLoader(dataset, sampler=session.sampler(dataset), ...)"
         )

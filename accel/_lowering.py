@@ -1,13 +1,14 @@
 """How each reduction and move of each dtype is carried: as it is, in another form, or not at all.
 
-One pure function a question, `reduction` and `move`, asked by `accel.collective` for every call and by `cells` for the
-capability table, so behaviour, table and documentation cannot differ. Owns the widening, NaN, bool, complex and byte rules.
-A transport only says what it carries and reduces natively, and floating min and max count as native only where a NaN on
-any rank reaches every rank.
+One pure function a question, `reduction` and `move`, asked by `accel.collective` for every call and by `cells` for
+the capability table, so behaviour, table and documentation cannot differ. Owns the widening, NaN, bool, complex and
+byte rules. A transport only says what it carries and reduces natively, and floating min and max count as native only
+where a NaN on any rank reaches every rank.
 
-Rules: mean of fp16 and bf16 is summed in fp32 and then divided, so 60000 + 60000 does not overflow and 6e-8 is not flushed;
-mean of integers and bool is refused; small integers that the fabric lacks widen and are cast back, wrapping as torch does;
-bool sum is OR, bool product is AND; min and max keep NaN; dtypes that the fabric does not know move as bytes.
+Rules: mean of fp16 and bf16 is summed in fp32 and then divided, so 60000 + 60000 does not overflow and 6e-8 is not
+flushed; mean of integers and bool is refused; small integers that the fabric lacks widen and are cast back, wrapping
+as torch does; bool sum is OR, bool product is AND; min and max keep NaN; dtypes that the fabric does not know move as
+bytes.
 """
 
 from __future__ import annotations
@@ -43,8 +44,10 @@ _BOOL_AS = {"sum": "max", "product": "min", "min": "min", "max": "max"}
 
 
 class Plan(NamedTuple):
-    """How one dtype travels. `encode` makes the wire tensor from a dense one (it may share its memory, and may add trailing
-    dimensions); `decode` makes values of the caller's dtype from the wire result and the group's size. None: unchanged."""
+    """How one dtype travels. `encode` makes the wire tensor from a dense one (it may share its memory, and may add
+    trailing dimensions); `decode` makes values of the caller's dtype from the wire result and the group's size. None:
+    unchanged.
+    """
 
     cell: Capability
     op: str = ""  # reduction on the wire; empty for a move
@@ -57,9 +60,13 @@ def reduction(op: str, dtype: torch.dtype, reductions: Native) -> Plan:
     """Plan for reducing `dtype` with `op` where the fabric reduces `reductions[op]` natively."""
     integer = dtype in _WIDER or dtype in (torch.bool, torch.uint64)
     if op == "mean" and integer:
-        return _refused(f"the mean of {_name(dtype)} has no exact result; convert to a floating dtype or use 'sum'", TensorError)
+        return _refused(
+            f"the mean of {_name(dtype)} has no exact result; convert to a floating dtype or use 'sum'", TensorError
+        )
     if op == "mean" and dtype in (torch.float16, torch.bfloat16):
-        return _through(torch.float32, op, dtype, reductions, "summed in float32, then divided, so that it cannot overflow")
+        return _through(
+            torch.float32, op, dtype, reductions, "summed in float32, then divided, so that it cannot overflow"
+        )
     if dtype in reductions.get(op, frozenset()):
         return Plan(native("reduced by the fabric as it is"), op)
     if dtype is torch.bool:
@@ -113,7 +120,7 @@ def _floating(op: str, dtype: torch.dtype, reductions: Native) -> Plan:
 
 
 def _nan_keeping(op: str, dtype: torch.dtype, reductions: Native) -> Plan:
-    """Order-preserving integers: IEEE bits, the lower ones flipped where negative; NaN becomes the extreme that wins."""
+    """Order-preserving integers: IEEE bits, lower ones flipped where negative; NaN becomes the extreme that wins."""
     bits, shift = (torch.int32, 31) if dtype is torch.float32 else (torch.int64, 63)
     limits = torch.iinfo(bits)
     nan = limits.max if op == "max" else limits.min
@@ -121,13 +128,18 @@ def _nan_keeping(op: str, dtype: torch.dtype, reductions: Native) -> Plan:
     def encode(t: torch.Tensor) -> torch.Tensor:
         return _flip(t.view(bits)).masked_fill_(t.isnan(), nan)
 
-    def decode(wire: torch.Tensor, size: int) -> torch.Tensor:
+    def decode(wire: torch.Tensor, _: int) -> torch.Tensor:
         return _flip(wire).view(dtype)
 
     def _flip(value: torch.Tensor) -> torch.Tensor:
         return value ^ ((value >> shift) & limits.max)
 
-    return _wrap(reduction(op, bits, reductions), f"as order-preserving {_name(bits)}, so that NaN reaches every rank", encode, decode)
+    return _wrap(
+        reduction(op, bits, reductions),
+        f"as order-preserving {_name(bits)}, so that NaN reaches every rank",
+        encode,
+        decode,
+    )
 
 
 def _widened(op: str, dtype: torch.dtype, reductions: Native) -> Plan:
@@ -138,7 +150,9 @@ def _widened(op: str, dtype: torch.dtype, reductions: Native) -> Plan:
 
 
 def _uint64(op: str, reductions: Native) -> Plan:
-    """Sums and products wrap alike whatever the sign means; for min and max the sign bit is flipped to keep the order."""
+    """Sums and products wrap alike whatever the sign means; for min and max the sign bit is flipped to keep the
+    order.
+    """
     sign = torch.iinfo(torch.int64).min if op in ("min", "max") else 0
     return _wrap(
         reduction(op, torch.int64, reductions),
@@ -150,7 +164,9 @@ def _uint64(op: str, reductions: Native) -> Plan:
 
 def _complex(op: str, dtype: torch.dtype, reductions: Native) -> Plan:
     if op not in ("sum", "mean"):
-        return _refused(f"{op!r} of complex numbers is not a sum of parts; reduce real and imaginary parts yourself", TensorError)
+        return _refused(
+            f"{op!r} of complex numbers is not a sum of parts; reduce real and imaginary parts yourself", TensorError
+        )
     return _wrap(
         reduction(op, dtype.to_real(), reductions),
         "as pairs of real numbers",

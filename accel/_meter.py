@@ -1,7 +1,7 @@
 """`Meter`: weighted means of named values, summed on the device and read once.
 
-`add` queues a few additions and reads nothing; `read` does one host read and one exchange over the control plane, by name, so that a
-rank that saw no batch, or other names, neither hangs nor shifts the others' figures.
+`add` queues a few additions and reads nothing; `read` does one host read and one exchange over the control plane, by
+name, so that a rank that saw no batch, or other names, neither hangs nor shifts the others' figures.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Meter:
         if not values:
             raise ArgumentError("Meter.add() got no values; name them, as in add(weight=len(x), loss=loss)")
         weight = self._scalar("weight", weight)
-        for name, value in values.items():
-            value = self._scalar(name, value)
+        for name, given in values.items():
+            value = self._scalar(name, given)
             if name in self._sums:
                 self._sums[name] += weight * value
                 self._weights[name] += weight
@@ -65,7 +65,9 @@ class Meter:
     def _scalar(self, name: str, value: Any) -> torch.Tensor:
         if isinstance(value, torch.Tensor):
             if value.numel() != 1:
-                raise ArgumentError(f"Meter.add({name}=tensor of shape {tuple(value.shape)}): expected one element; take its mean first")
+                raise ArgumentError(
+                    f"Meter.add({name}=tensor of shape {tuple(value.shape)}): expected one element; take its mean first"
+                )
             return value.detach().reshape(()).to(self._device, self._dtype)
         if isinstance(value, (bool, int, float)):
             return torch.tensor(float(value), dtype=self._dtype, device=self._device)

@@ -41,7 +41,12 @@ class PendingSpec:
                     "TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps it from breaking `import torch`)"
                 )
         return BackendInfo(
-            self.name, usable=False, reason="; ".join(reasons), versions=versions, hardware=hardware, aliases=self.aliases
+            self.name,
+            usable=False,
+            reason="; ".join(reasons),
+            versions=versions,
+            hardware=hardware,
+            aliases=self.aliases,
         )
 
     def load(self) -> BackendParts:

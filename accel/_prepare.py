@@ -19,35 +19,52 @@ HALF = (torch.float16, torch.bfloat16)
 def check(model: object, optimizers: tuple[Any, ...]) -> None:
     """Raise `ArgumentError` or `ModelError`, before anything is moved, for what cannot be trained."""
     if not isinstance(model, nn.Module):
-        raise ArgumentError(f"prepare(model={type(model).__name__}): expected a torch.nn.Module first, then its optimizers")
+        raise ArgumentError(
+            f"prepare(model={type(model).__name__}): expected a torch.nn.Module first, then its optimizers"
+        )
     named = dict(model.named_parameters())
     for name, parameter in named.items():
         if parameter.dtype in HALF:
             raise ModelError(
-                f"prepare(model): parameter {name!r} is {parameter.dtype}; master weights must be float32 in every precision policy. "
+                f"prepare(model): parameter {name!r} is {parameter.dtype}; master weights must be "
+                f"float32 in every precision policy. "
                 "Do not call model.half() or .bfloat16(); choose accel.init(precision=...) instead"
             )
     for name, buffer in model.named_buffers():
         if buffer.dtype in HALF:
-            raise ModelError(f"prepare(model): buffer {name!r} is {buffer.dtype}; statistics must be float32 in every precision policy")
+            raise ModelError(
+                f"prepare(model): buffer {name!r} is {buffer.dtype}; statistics must be float32 in "
+                f"every precision policy"
+            )
     _check_devices(named)
     mine = {id(parameter) for parameter in named.values()}
     for position, optimizer in enumerate(optimizers, 1):
         if not isinstance(optimizer, torch.optim.Optimizer):
-            raise ArgumentError(f"prepare(argument {position + 1} is {type(optimizer).__name__}): expected a torch.optim.Optimizer")
+            raise ArgumentError(
+                f"prepare(argument {position + 1} is {type(optimizer).__name__}): expected a torch.optim.Optimizer"
+            )
         if inspect.signature(optimizer.step).parameters.get("closure", _OPTIONAL).default is inspect.Parameter.empty:
-            raise ArgumentError(f"prepare({type(optimizer).__name__}): its step needs a closure, which would run collectives at will; use another optimizer")
+            raise ArgumentError(
+                f"prepare({type(optimizer).__name__}): its step needs a closure, which would run "
+                f"collectives at will; use another optimizer"
+            )
         for g, group in enumerate(optimizer.param_groups):
             for i, parameter in enumerate(group["params"]):
                 if id(parameter) not in mine:
                     raise ModelError(
-                        f"prepare({type(optimizer).__name__}): parameter {i} of group {g}, shape {tuple(parameter.shape)}, does not belong to "
-                        "the model: the optimizer was built for another model, or before the model's parameters were replaced"
+                        f"prepare({type(optimizer).__name__}): parameter {i} of group {g}, shape "
+                        f"{tuple(parameter.shape)}, does not belong to "
+                        "the model: the optimizer was built for another model, or before the model's parameters "
+                        "were replaced"
                     )
 
 
-def place(model: nn.Module, optimizers: tuple[torch.optim.Optimizer, ...], device: torch.device, channels_last: bool) -> None:
-    """Move `model` to `device` in place; parameters that became new objects are tied again and put into the optimizers."""
+def place(
+    model: nn.Module, optimizers: tuple[torch.optim.Optimizer, ...], device: torch.device, channels_last: bool
+) -> None:
+    """Move `model` to `device` in place; parameters that became new objects are tied again and put into the
+    optimizers.
+    """
     before = dict(model.named_parameters(remove_duplicate=False))
     if channels_last:
         model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]  # applies to 4-D tensors only
@@ -69,7 +86,8 @@ def _moved_state(optimizer: torch.optim.Optimizer, old: torch.Tensor, new: nn.Pa
     state = optimizer.state.pop(old, None)
     if state is not None:
         optimizer.state[new] = {
-            key: value.to(new.device) if isinstance(value, torch.Tensor) and value.dim() > 0 else value for key, value in state.items()
+            key: value.to(new.device) if isinstance(value, torch.Tensor) and value.dim() > 0 else value
+            for key, value in state.items()
         }
     return new
 
@@ -85,7 +103,10 @@ def _check_devices(named: dict[str, nn.Parameter]) -> None:
         )
     if len(by_device) > 1:
         where = ", ".join(f"{name!r} on {device}" for device, name in by_device.items())
-        raise ModelError(f"prepare(model): its parameters are on several devices ({where}); put the whole model on one, or leave it on the CPU")
+        raise ModelError(
+            f"prepare(model): its parameters are on several devices ({where}); put the whole model "
+            f"on one, or leave it on the CPU"
+        )
 
 
 _OPTIONAL = inspect.Parameter("closure", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None)

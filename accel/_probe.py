@@ -1,7 +1,7 @@
 """Questions about the machine that a backend's spec asks: device files, package versions, whether a package imports.
 
-None of them imports torch or a vendor package here; an import is tried in a subprocess, so that a fault in it can neither kill
-this process nor leave it half-initialised.
+None of them imports torch or a vendor package here; an import is tried in a subprocess, so that a fault in it can
+neither kill this process nor leave it half-initialised.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""`ShardedSampler`: one rank's share of a map-style dataset - no duplicates, lengths that differ by at most one (T19)."""
+"""`ShardedSampler`: one rank's share of a map-style dataset - no duplicates, lengths that differ by at most one
+(T19).
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ class ShardedSampler(Sampler[int]):
     def __init__(self, dataset: Any, *, rank: int, world_size: int, shuffle: bool, seed: int) -> None:
         if not isinstance(dataset, Sized) or not hasattr(dataset, "__getitem__"):
             raise ArgumentError(
-                f"sampler(dataset={type(dataset).__name__}): expected a map-style dataset with __len__ and __getitem__; "
+                f"sampler(dataset={type(dataset).__name__}): expected a map-style dataset with __len__ "
+                f"and __getitem__; "
                 "an iterable dataset shards itself by rank"
             )
         self.rank, self.world_size = rank, world_size

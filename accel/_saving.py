@@ -1,7 +1,7 @@
 """Who writes a checkpoint when several ranks save: rank 0 alone, with what each other rank hands it through the store.
 
-No collective is involved, so a save on rank 0 only, or on a condition that differs between ranks, returns (T58). Ranks that take
-part announce themselves; the others are given `GRACE` seconds.
+No collective is involved, so a save on rank 0 only, or on a condition that differs between ranks, returns (T58).
+Ranks that take part announce themselves; the others are given `GRACE` seconds.
 """
 
 from __future__ import annotations
@@ -35,7 +35,14 @@ class Saver:
         self._timeout = timeout
         self._saves: Counter[str] = Counter()
 
-    def save(self, path: str | os.PathLike[str], objects: dict[str, Any], mine: dict[str, Any], meta: dict[str, Any], step: int) -> None:
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        objects: dict[str, Any],
+        mine: dict[str, Any],
+        meta: dict[str, Any],
+        step: int,
+    ) -> None:
         """Write the checkpoint (rank 0), or hand over `mine` and wait until it is written. Raises `CheckpointError`."""
         if self._control.world_size == 1:
             _checkpoint.save(path, objects, ranks={0: mine}, meta=meta)
@@ -48,9 +55,16 @@ class Saver:
         else:
             self._hand_over(key, path, mine)
 
-    def _write(self, key: str, path: str | os.PathLike[str], objects: dict[str, Any], mine: dict[str, Any], meta: dict[str, Any]) -> None:
+    def _write(
+        self,
+        key: str,
+        path: str | os.PathLike[str],
+        objects: dict[str, Any],
+        mine: dict[str, Any],
+        meta: dict[str, Any],
+    ) -> None:
         store = self._control.store
-        store.set(f"{key}/begun", b"1")
+        store.set(f"{key}/begun", "1")
         others = {rank: f"{key}/rank/{rank}" for rank in range(1, self._control.world_size)}
         deadline = time.monotonic() + GRACE
         while not store.check(list(others.values())) and time.monotonic() < deadline:
@@ -59,14 +73,17 @@ class Saver:
         absent = sorted(set(others) - set(ranks))
         if absent:
             log.warning(
-                "save(%s): rank(s) %s did not call save within %g s; their random state and loader position are not in it. "
-                "Call save on every rank", path, absent, GRACE,
-            )  # fmt: skip
-        outcome = b"ok"
+                "save(%s): rank(s) %s did not call save within %g s; their random state and loader position are not "
+                "in it. Call save on every rank",
+                path,
+                absent,
+                GRACE,
+            )
+        outcome = "ok"
         try:
             _checkpoint.save(path, objects, ranks=ranks, meta=meta)
         except BaseException as error:
-            outcome = f"{type(error).__name__}: {error}".encode()
+            outcome = f"{type(error).__name__}: {error}"
             raise
         finally:
             store.set(f"{key}/done", outcome)
@@ -75,16 +92,24 @@ class Saver:
 
     def _hand_over(self, key: str, path: str | os.PathLike[str], mine: dict[str, Any]) -> None:
         store = self._control.store
-        store.set(f"{key}/rank/{self._control.rank}", encode(mine, "rank state"))
+        payload: Any = encode(mine, "rank state")  # bytes are taken as they are; torch's stub names only str
+        store.set(f"{key}/rank/{self._control.rank}", payload)
         try:
             store.wait([f"{key}/begun"], timedelta(seconds=GRACE))
         except DistError:
-            log.warning("save(%s) on rank %d: rank 0 did not call save within %g s, so nothing was saved yet", path, self._control.rank, GRACE)
+            log.warning(
+                "save(%s) on rank %d: rank 0 did not call save within %g s, so nothing was saved yet",
+                path,
+                self._control.rank,
+                GRACE,
+            )
             return
         try:
             store.wait([f"{key}/done"], timedelta(seconds=self._timeout))
         except DistError as error:
-            raise CheckpointError(f"save({Path(path)}): rank 0 did not finish writing within timeout={self._timeout:g} s") from error
+            raise CheckpointError(
+                f"save({Path(path)}): rank 0 did not finish writing within timeout={self._timeout:g} s"
+            ) from error
         outcome = store.get(f"{key}/done").decode()
         if outcome != "ok":
             raise CheckpointError(f"save({Path(path)}) failed on rank 0: {outcome}")

@@ -1,6 +1,7 @@
 """`accel.init`: from arguments and environment to a `Session`.
 
-Everything that can be refused is refused before anything is changed; what was changed is put back when a later part fails.
+Everything that can be refused is refused before anything is changed; what was changed is put back when a later part
+fails.
 """
 
 from __future__ import annotations
@@ -64,9 +65,10 @@ def init(
 ) -> Session:
     """Start a session on the backend that `backend`, `ACCEL_BACKEND` or the hardware decides, and join the other ranks.
 
-    loss_scale: None dynamic, a float static, or `LossScale`; used under fp16 only. clip_norm: largest gradient norm, `inf` only measures.
-    seed: host and device generators get seed + rank; None leaves them alone. timeout: seconds for every collective and barrier.
-    check: "first" compares each new collective between ranks, "every" all of them, "off" none.
+    loss_scale: None dynamic, a float static, or `LossScale`; used under fp16 only. clip_norm: largest gradient norm,
+    `inf` only measures. seed: host and device generators get seed + rank; None leaves them alone. timeout: seconds
+    for every collective and barrier. check: "first" compares each new collective between ranks, "every" all of them,
+    "off" none.
 
     Raises `ArgumentError`, `BackendError`, `UnsupportedError`, `LaunchError` or `CollectiveTimeout`.
     """
@@ -88,7 +90,9 @@ def init(
     place = rendezvous.read()
     chosen = registry.get_backend(backend)
     chosen.capabilities().require(f"precision.{policy}")
-    control = ControlPlane(connect(place, seconds) if place.world_size > 1 else None, place.rank, place.world_size, seconds)
+    control = ControlPlane(
+        connect(place, seconds) if place.world_size > 1 else None, place.rank, place.world_size, seconds
+    )
     try:
         local_rank, local_world_size = _local_place(place, control)
         threads = _threads.configure(local_world_size)
@@ -130,7 +134,9 @@ def init(
 
 
 def _local_place(place: rendezvous.Rendezvous, control: ControlPlane) -> tuple[int, int]:
-    """Local rank and local world size; counted by host name where the launcher does not say them, never guessed from the rank."""
+    """Local rank and local world size; counted by host name where the launcher does not say them, never guessed from
+    the rank.
+    """
     if place.local_rank is not None and place.local_world_size is not None:
         return place.local_rank, place.local_world_size
     hosts = control.all_gather_object(socket.gethostname())
@@ -145,7 +151,8 @@ def _device_index(local_rank: int, backend: Backend) -> int:
         return 0
     if local_rank >= count:
         raise ArgumentError(
-            f"local rank {local_rank} has no device: {backend.name} shows {count} to this process; start at most {count} processes on this host"
+            f"local rank {local_rank} has no device: {backend.name} shows {count} to this process; "
+            f"start at most {count} processes on this host"
         )
     return local_rank
 
@@ -153,7 +160,13 @@ def _device_index(local_rank: int, backend: Backend) -> int:
 def _positive(name: str, value: Any, infinite: bool) -> float | None:
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0 or (math.isinf(value) and not infinite):
-        raise ArgumentError(f"{name}={value!r}: expected a number above 0{' (inf only measures)' if infinite else ''}, or None")
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float))
+        or not value > 0
+        or (math.isinf(value) and not infinite)
+    ):
+        raise ArgumentError(
+            f"{name}={value!r}: expected a number above 0{' (inf only measures)' if infinite else ''}, or None"
+        )
     return float(value)
-

@@ -19,21 +19,26 @@ def check_tensor(value: object, device: torch.device, what: str) -> torch.Tensor
     if value.layout is not torch.strided:
         raise TensorError(f"{what} takes a dense tensor; got layout {value.layout}: use .to_dense() first")
     if value.device != device:
-        raise TensorError(f"{what} takes a tensor on {device}; got one on {value.device}: move it with .to(session.device)")
+        raise TensorError(
+            f"{what} takes a tensor on {device}; got one on {value.device}: move it with .to(session.device)"
+        )
     return value
 
 
 def check_in_place(tensor: torch.Tensor, what: str) -> None:
     """Refuse a tensor that cannot hold a result: one that autograd guards, or whose elements share memory."""
     if tensor.requires_grad and tensor.is_leaf and torch.is_grad_enabled():
-        raise TensorError(f"{what} writes into its tensor, which is a leaf that requires grad; pass tensor.detach() or use torch.no_grad()")
+        raise TensorError(
+            f"{what} writes into its tensor, which is a leaf that requires grad; "
+            "pass tensor.detach() or use torch.no_grad()"
+        )
     span = 1 if tensor.numel() else 0
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1:
             if stride < span:  # only strides that step over everything inside them are sure to share nothing
                 raise TensorError(
-                    f"{what} writes into its tensor, but elements of shape {list(tensor.shape)} with strides {list(tensor.stride())} share "
-                    "memory (expanded?); pass tensor.contiguous() and use the result"
+                    f"{what} writes into its tensor, but elements of shape {list(tensor.shape)} with strides "
+                    f"{list(tensor.stride())} share memory (expanded?); pass tensor.contiguous() and use the result"
                 )
             span = stride * (size - 1) + span
 
@@ -41,7 +46,9 @@ def check_in_place(tensor: torch.Tensor, what: str) -> None:
 def check_rows(tensor: torch.Tensor, parts: int, what: str) -> None:
     """Refuse a tensor whose first dimension cannot be dealt out to `parts` ranks."""
     if tensor.dim() == 0 or tensor.shape[0] % parts:
-        raise TensorError(f"{what} divides the first dimension by the {parts} ranks of the group; got shape {list(tensor.shape)}")
+        raise TensorError(
+            f"{what} divides the first dimension by the {parts} ranks of the group; got shape {list(tensor.shape)}"
+        )
 
 
 def dense(values: torch.Tensor) -> torch.Tensor:

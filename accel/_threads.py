@@ -1,22 +1,23 @@
 """CPU threads of a process: cores // local world size unless the user set them (T74).
 
-torchrun sets OMP_NUM_THREADS=1 for its children and a spawned process takes all cores; a CPU baseline would differ by the
-number of cores between the two.
+torchrun sets OMP_NUM_THREADS=1 for its children and a spawned process takes all cores; a CPU baseline would differ by
+the number of cores between the two.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
 from accel import _env
 
 
-class Threads(NamedTuple):
+@dataclass(frozen=True)
+class Threads:
     """Threads in force, and who decided: for the record."""
 
     count: int
@@ -48,8 +49,8 @@ def available_cores() -> int:
 def user_set_omp(environ: Mapping[str, str], parent: Path | None = None) -> bool:
     """Whether OMP_NUM_THREADS comes from the user rather than from torchrun, which writes 1 where it is unset.
 
-    torchrun changes its own environment after it starts, so its initial one, which Linux keeps in /proc, tells the two apart.
-    Without /proc a 1 under torchrun is taken for torchrun's.
+    torchrun changes its own environment after it starts, so its initial one, which Linux keeps in /proc, tells the
+    two apart. Without /proc a 1 under torchrun is taken for torchrun's.
     """
     if "OMP_NUM_THREADS" not in environ:
         return False

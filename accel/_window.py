@@ -1,4 +1,5 @@
-"""The accumulation window: which micro-batch this is, by what the loss is divided, and whether the gradients are still there.
+"""The accumulation window: which micro-batch this is, by what the loss is divided, and whether the gradients are
+still there.
 
 Pure bookkeeping on the host; it does not communicate and touches gradients only to look whether they were lost.
 """
@@ -17,7 +18,9 @@ from accel.errors import ArgumentError, WindowError
 def checked_accumulate(value: object) -> int:
     """`value` if it is a window size; raises `ArgumentError` otherwise."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ArgumentError(f"accumulate={value!r}: expected an integer from 1, the micro-batches of one optimizer step")
+        raise ArgumentError(
+            f"accumulate={value!r}: expected an integer from 1, the micro-batches of one optimizer step"
+        )
     return value
 
 
@@ -48,7 +51,9 @@ class Window:
     def accumulate(self, value: int) -> None:
         value = checked_accumulate(value)
         if self.index or self.backwards:
-            raise WindowError(f"accumulate={value}: a window is open ({self.index} micro-batches done); set it between windows")
+            raise WindowError(
+                f"accumulate={value}: a window is open ({self.index} micro-batches done); set it between windows"
+            )
         self._accumulate = value
         self.last = value == 1
 
@@ -66,15 +71,21 @@ class Window:
         if self.weighted is None:
             self.weighted = weighted
         elif self.weighted != weighted:
-            raise WindowError("backward() was called with and without weight in one window; give a weight always or never")
+            raise WindowError(
+                "backward() was called with and without weight in one window; give a weight always or never"
+            )
         if not weighted:
             return None if self._accumulate == 1 else 1.0 / self._accumulate
         if isinstance(weight, torch.Tensor):
             if weight.numel() != 1:
                 raise ArgumentError(f"backward(weight=tensor of shape {tuple(weight.shape)}): expected one number")
             weight = weight.detach().reshape(())
-        elif isinstance(weight, bool) or not isinstance(weight, (int, float)) or not math.isfinite(weight) or weight < 0:
-            raise ArgumentError(f"backward(weight={weight!r}): expected a finite number from 0, such as the samples of the batch")
+        elif (
+            isinstance(weight, bool) or not isinstance(weight, (int, float)) or not math.isfinite(weight) or weight < 0
+        ):
+            raise ArgumentError(
+                f"backward(weight={weight!r}): expected a finite number from 0, such as the samples of the batch"
+            )
         if self._counted != self.index:
             self._counted = self.index
             self.weight = self.weight + weight
@@ -90,9 +101,13 @@ class Window:
         self.begin(final=False)
 
     def end_micro_batch(self, optimizers: tuple[Any, ...]) -> None:
-        """Count a micro-batch. Raises `WindowError` for other optimizers than earlier in the window, and for lost gradients."""
+        """Count a micro-batch. Raises `WindowError` for other optimizers than earlier in the window, and for lost
+        gradients.
+        """
         if self._optimizers is not None and set(map(id, self._optimizers)) != set(map(id, optimizers)):
-            raise WindowError("step() got other optimizers than earlier in this window; alternating optimizers need accumulate=1")
+            raise WindowError(
+                "step() got other optimizers than earlier in this window; alternating optimizers need accumulate=1"
+            )
         self._optimizers = optimizers
         self.check_gradients()
         self.index += 1
@@ -113,7 +128,8 @@ class Window:
 
 
 VANISHED = (
-    "the gradients of this window's earlier backward() are gone: a zero_grad() (or a change of .grad) is left in the loop. "
+    "the gradients of this window's earlier backward() are gone: a zero_grad() (or a change "
+    "of .grad) is left in the loop. "
     "Session.step zeroes the gradients itself at the end of each window; remove the call"
 )
 
@@ -123,4 +139,3 @@ def parameters_of(optimizers: Iterable[Any]) -> Iterable[torch.Tensor]:
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             yield from group["params"]
-

@@ -61,9 +61,10 @@ class Work:
     def wait(self, timeout: float | timedelta | None = None, host: bool = False) -> None:
         """Make the result usable by whatever follows on this device; with `host`, by the host as well.
 
-        On cuda and npu the plain form orders streams and returns at once; on cpu it blocks. Raises `CollectiveTimeout` after
-        `timeout` seconds (default: the collective's own limit) and may then be called again; raises `CollectiveError` when a peer
-        died or a rank aborted, and `CollectiveMismatch` when ranks turn out to have issued different operations.
+        On cuda and npu the plain form orders streams and returns at once; on cpu it blocks. Raises
+        `CollectiveTimeout` after `timeout` seconds (default: the collective's own limit) and may then be called
+        again; raises `CollectiveError` when a peer died or a rank aborted, and `CollectiveMismatch` when ranks turn
+        out to have issued different operations.
         """
         limit = self._limit if timeout is None else seconds(timeout)
         if not self._over:
@@ -72,7 +73,7 @@ class Work:
             self._watch.synchronize()
 
     def result(self) -> Any:
-        """Wait, then return the result: the input tensor itself for in-place operations, a new tensor for the others."""
+        """Wait, then return the result: the input tensor itself for in-place operations, else a new tensor."""
         if not self._over:
             self._complete(self._limit)
         return self._result

@@ -1,9 +1,10 @@
 """`Collective`: the tensor operations between ranks, with one meaning on every backend.
 
-Every operation returns a `Work`. In place everywhere are `all_reduce`, `broadcast`, their coalesced forms and `recv`: they write
-into the caller's tensor, strided views included, and `result()` is that tensor. The others leave their input alone and return a
-new tensor. Bad arguments and dtypes that cannot be carried are refused before anything is sent. How a dtype travels is decided in
-`accel._lowering`, whether all ranks mean the same in `accel._checks`; barriers and objects belong to `accel.control`.
+Every operation returns a `Work`. In place everywhere are `all_reduce`, `broadcast`, their coalesced forms and `recv`:
+they write into the caller's tensor, strided views included, and `result()` is that tensor. The others leave their
+input alone and return a new tensor. Bad arguments and dtypes that cannot be carried are refused before anything is
+sent. How a dtype travels is decided in `accel._lowering`, whether all ranks mean the same in `accel._checks`;
+barriers and objects belong to `accel.control`.
 """
 
 from __future__ import annotations
@@ -31,10 +32,11 @@ Time = float | timedelta | None
 
 
 class Collective:
-    """The ranks of a job and the operations between them. All calls belong to one thread, in the same order on every rank.
+    """The ranks of a job and the operations between them. All calls belong to one thread, in the same order on every
+    rank.
 
-    timeout: seconds for every operation that is not given its own. check: "first" compares each signature between ranks the first
-    time it is used, "every" each call, "off" none.
+    timeout: seconds for every operation that is not given its own. check: "first" compares each signature between
+    ranks the first time it is used, "every" each call, "off" none.
     """
 
     def __init__(
@@ -89,8 +91,9 @@ class Collective:
     ) -> Work:
         """Reduce `t` over the group, in place; `result()` is `t`. op: "sum", "mean", "min", "max", "product".
 
-        mean divides by the group size and never overflows fp16; bool sum is OR; NaN in min and max reaches every rank.
-        Raises `TensorError` (dtype, device, layout, expanded or guarded target), `ArgumentError`, `UnsupportedError` before sending.
+        mean divides by the group size and never overflows fp16; bool sum is OR; NaN in min and max reaches every
+        rank. Raises `TensorError` (dtype, device, layout, expanded or guarded target), `ArgumentError`,
+        `UnsupportedError` before sending.
         """
         return self._reduce("all_reduce", [t], t, op, group, async_op, timeout)
 
@@ -117,7 +120,9 @@ class Collective:
     def all_gather(
         self, t: torch.Tensor, group: Group | None = None, async_op: bool = False, timeout: Time = None
     ) -> Work:
-        """`result()` has shape (group size, *t.shape), by rank. All ranks give one shape; see `gather_ragged` for others."""
+        """`result()` has shape (group size, *t.shape), by rank. All ranks give one shape; see `gather_ragged` for
+        others.
+        """
         call, plan = self._moving("all_gather", t, group, async_op, timeout)
         size = call.group.size
 
@@ -143,12 +148,14 @@ class Collective:
             handle = self._transport.reduce_scatter(out, wire, plan.op, members.handle)
             return handle, lambda: decoded(plan, out, members.size)
 
-        return self._launcher.run(call, start, lambda: t.detach()[: t.shape[0] // members.size].clone())
+        return self._launcher.run(call, start, t.detach()[: t.shape[0] // members.size].clone)
 
     def all_to_all(
         self, t: torch.Tensor, group: Group | None = None, async_op: bool = False, timeout: Time = None
     ) -> Work:
-        """Deal out the first dimension: part j goes to the group's j-th rank; `result()` has `t`'s shape, parts by sender."""
+        """Deal out the first dimension: part j goes to the group's j-th rank; `result()` has `t`'s shape, parts by
+        sender.
+        """
         call, plan = self._moving("all_to_all", t, group, async_op, timeout)
         size = call.group.size
         check_rows(t, size, "all_to_all")
@@ -156,14 +163,15 @@ class Collective:
         def start() -> tuple[Handle, Callable[[], Any]]:
             wire = _rows(encoded(plan, t.detach()), size)
             out = torch.empty_like(wire)
-            return self._transport.all_to_all(out, wire, call.group.handle), lambda: decoded(plan, out, size).reshape(t.shape)
+            handle = self._transport.all_to_all(out, wire, call.group.handle)
+            return handle, lambda: decoded(plan, out, size).reshape(t.shape)
 
-        return self._launcher.run(call, start, lambda: t.detach().clone())
+        return self._launcher.run(call, start, t.detach().clone)
 
     def send(
         self, t: torch.Tensor, dst: int, group: Group | None = None, async_op: bool = False, timeout: Time = None
     ) -> Work:
-        """Send `t` to the global rank `dst`, which must call `recv` with the same shape and dtype; `result()` is `t`."""
+        """Send `t` to the global rank `dst`, which calls `recv` with the same shape and dtype; `result()` is `t`."""
         call, plan = self._moving("send", t, group, async_op, timeout, self._args.other(dst, "dst", group))
 
         def start() -> tuple[Handle, Callable[[], Any]]:
@@ -184,12 +192,18 @@ class Collective:
         return self._launcher.run(call, self._launcher.fused([plan], call, receive, t), lambda: t)
 
     def gather_ragged(self, t: torch.Tensor, timeout: Time = None) -> torch.Tensor:
-        """The tensors of all ranks joined along the first dimension, whose length may differ between ranks, zero included."""
+        """The tensors of all ranks joined along the first dimension, whose length may differ between ranks, zero
+        included.
+        """
         if self._args.tensor(t, "gather_ragged").dim() == 0:
-            raise TensorError("gather_ragged joins along the first dimension; got a tensor without one: pass t.unsqueeze(0)")
+            raise TensorError(
+                "gather_ragged joins along the first dimension; got a tensor without one: pass t.unsqueeze(0)"
+            )
         sides = self._control.all_gather_object([list(t.shape), str(t.dtype)], timeout)
         if any([shape[1:], dtype] != [list(t.shape[1:]), str(t.dtype)] for shape, dtype in sides):
-            raise TensorError(f"gather_ragged needs one dtype and one shape after the first dimension; got {sides} by rank")
+            raise TensorError(
+                f"gather_ragged needs one dtype and one shape after the first dimension; got {sides} by rank"
+            )
         lengths = [shape[0] for shape, _ in sides]
         padded = t.new_zeros((max(lengths), *t.shape[1:]))
         padded[: t.shape[0]] = t.detach()
@@ -197,7 +211,9 @@ class Collective:
         return torch.cat([row[:length] for row, length in zip(rows, lengths, strict=True)])
 
     def barrier(self, timeout: Time = None) -> None:
-        """Return when every rank has come; `CollectiveTimeout` names those that did not. Host only: no device is touched."""
+        """Return when every rank has come; `CollectiveTimeout` names those that did not. Host only: no device is
+        touched.
+        """
         self._control.barrier(timeout)
 
     def broadcast_object(self, obj: Any, src: int = 0) -> Any:
@@ -209,7 +225,9 @@ class Collective:
         return self._control.all_gather_object(obj)
 
     def new_group(self, ranks: Sequence[int]) -> Group:
-        """A group of some ranks. Every rank of the world calls this, in the same order; only the members use the group."""
+        """A group of some ranks. Every rank of the world calls this, in the same order; only the members use the
+        group.
+        """
         chosen = list(ranks)
         if not chosen or any(type(rank) is not int for rank in chosen) or len(set(chosen)) != len(chosen):
             raise ArgumentError(f"ranks is {chosen!r}; expected at least one rank, each an int and given once")
@@ -274,13 +292,20 @@ class Collective:
     def _group(self, name: str, ranks: tuple[int, ...], handle: Any) -> Group:
         group = Group(name, ranks, handle)
         if len(ranks) > 1 and self.rank in ranks:
-            group.checker = Checker(self._control, name, ranks, self._check, lambda begun: self._take_part(group, begun))
+            group.checker = Checker(
+                self._control, name, ranks, self._check, lambda begun: self._take_part(group, begun)
+            )
         return group
 
     def _take_part(self, group: Group, begun: Signature) -> None:
-        """Issue, with scratch tensors, an operation that other ranks had begun, so that the group's operations pair up again."""
+        """Issue, with scratch tensors, an operation that other ranks had begun, so that the group's operations pair
+        up again.
+        """
         device = self._device.torch_device
-        scratch = [torch.zeros(shape, dtype=dtype, device=device) for dtype, shape in zip(begun.dtypes, begun.shapes, strict=True)]
+        scratch = [
+            torch.zeros(shape, dtype=dtype, device=device)
+            for dtype, shape in zip(begun.dtypes, begun.shapes, strict=True)
+        ]
         unchecked = Group(group.name, group.ranks, group.handle)
         many = begun.kind.endswith("_coalesced")
         given: dict[str, Any] = {"op": begun.op} if begun.op else {"src": begun.root} if begun.root >= 0 else {}

@@ -1,8 +1,8 @@
 """`ControlPlane`: what must be true on every vendor and no vendor does well.
 
-Barriers with a time limit that name the missing ranks, objects without pickle, small agreements, and the news that a rank
-has given up. It runs on a store and gloo groups of its own, on CPU, beside whatever fabric carries the tensors, and in an
-order of its own. With world size 1 it needs no store and sends nothing.
+Barriers with a time limit that name the missing ranks, objects without pickle, small agreements, and the news that a
+rank has given up. It runs on a store and gloo groups of its own, on CPU, beside whatever fabric carries the tensors,
+and in an order of its own. With world size 1 it needs no store and sends nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,14 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch.distributed.distributed_c10d import AllreduceOptions, BroadcastOptions, PrefixStore, ProcessGroupGloo, ReduceOp, Store
+from torch.distributed.distributed_c10d import (
+    AllreduceOptions,
+    BroadcastOptions,
+    PrefixStore,
+    ProcessGroupGloo,
+    ReduceOp,
+    Store,
+)
 
 from accel import _codec
 from accel._c10d import C10dHandle, keep_forever
@@ -29,8 +36,8 @@ _PARTING = 5.0  # seconds that rank 0, which may hold the store, waits for the o
 class ControlPlane:
     """The CPU-side agreement between all ranks. `store`: from `accel._store.connect`; None when `world_size` is 1.
 
-    `timeout` in seconds (or a timedelta) holds for every call that is not given its own. Raises `CollectiveTimeout`, naming them,
-    when ranks never came. All calls but `abort` belong to one thread.
+    `timeout` in seconds (or a timedelta) holds for every call that is not given its own. Raises `CollectiveTimeout`,
+    naming them, when ranks never came. All calls but `abort` belong to one thread.
     """
 
     def __init__(
@@ -63,7 +70,9 @@ class ControlPlane:
         return self._store
 
     def barrier(self, timeout: float | timedelta | None = None) -> None:
-        """Return when every rank has come. Raises `CollectiveTimeout` naming those that did not within `timeout` seconds."""
+        """Return when every rank has come. Raises `CollectiveTimeout` naming those that did not within `timeout`
+        seconds.
+        """
         limit = self._limit(timeout)
         if self.world_size == 1:
             return
@@ -71,14 +80,16 @@ class ControlPlane:
         missing = self.meet("barrier", self._barriers, limit)
         if missing:
             raise CollectiveTimeout(
-                f"barrier {self._barriers} timed out after {limit:g} s on rank {self.rank}: {self._describe(missing)} did not come"
+                f"barrier {self._barriers} timed out after {limit:g} s on rank {self.rank}: "
+                f"{self._describe(missing)} did not come"
             )
 
     def broadcast_object(self, obj: Any, src: int = 0, timeout: float | timedelta | None = None) -> Any:
-        """`obj` of rank `src` on every rank: plain data and CPU tensors (see `accel._codec`); `obj` of the others is ignored.
+        """`obj` of rank `src` on every rank: plain data and CPU tensors (see `accel._codec`); `obj` of the others is
+        ignored.
 
-        Raises `EncodingError` on `src` and `CollectiveError` elsewhere for an object that cannot be sent, `ArgumentError` on all
-        ranks for one above `max_bytes`.
+        Raises `EncodingError` on `src` and `CollectiveError` elsewhere for an object that cannot be sent,
+        `ArgumentError` on all ranks for one above `max_bytes`.
         """
         limit = self._limit(timeout)
         if isinstance(src, bool) or not isinstance(src, int) or not 0 <= src < self.world_size:
@@ -104,7 +115,9 @@ class ControlPlane:
         return Agreement(self, None if self.world_size == 1 else _Gloo(self, f"agreement/{self._agreements}"))
 
     def abort(self, reason: str) -> None:
-        """Tell all ranks that this one gives up: whatever they wait for in accel raises `CollectiveError` with `reason`."""
+        """Tell all ranks that this one gives up: whatever they wait for in accel raises `CollectiveError` with
+        `reason`.
+        """
         if self._store is not None:
             news = json.dumps({"rank": self.rank, "reason": reason})
             self._store.compare_set(_ABORTED, "", news)
@@ -117,7 +130,9 @@ class ControlPlane:
             aborted = self._store.check([_ABORTED])
             news = json.loads(self._store.get(_ABORTED)) if aborted else None
         except RuntimeError as error:
-            raise CollectiveError(f"rank {self.rank} lost the store: rank 0 or the launcher has ended ({error})") from error
+            raise CollectiveError(
+                f"rank {self.rank} lost the store: rank 0 or the launcher has ended ({error})"
+            ) from error
         if news is not None:
             raise CollectiveError(f"rank {news['rank']} aborted: {news['reason']}")
 
@@ -126,13 +141,19 @@ class ControlPlane:
         self.store.set(f"doing/{self.rank}", doing)
 
     def meet(self, name: str, turn: int, limit: float) -> list[int]:
-        """Meet all ranks at the place `name` for the `turn`th time; return those that did not come within `limit` seconds."""
+        """Meet all ranks at the place `name` for the `turn`th time; return those that did not come within `limit`
+        seconds.
+        """
         store, place, before = self.store, f"{name}/{turn}", f"{name}/{turn - 1}"
         with translated(lambda: f"{place} on rank {self.rank}"):
             store.set(f"{place}/{self.rank}", "")
             if store.add(place, 1) == self.world_size:
                 store.set(f"{place}/all", "")
-                for key in [before, f"{before}/all", *(f"{before}/{rank}" for rank in range(self.world_size))] if turn > 1 else ():
+                for key in (
+                    [before, f"{before}/all", *(f"{before}/{rank}" for rank in range(self.world_size))]
+                    if turn > 1
+                    else ()
+                ):
                     store.delete_key(key)  # all have left the place before
             if poll(lambda: store.check([f"{place}/all"]), limit, self.check_abort):
                 return []
@@ -157,12 +178,15 @@ class ControlPlane:
         missing = self.meet("arrival", 1, self.timeout)
         if missing:
             raise CollectiveTimeout(
-                f"rank {self.rank} waited {self.timeout:g} s for its peers: {named(missing)} of {self.world_size} never came. Start all "
-                f"ranks (`accel launch --nproc {self.world_size} script.py`), or run without RANK and WORLD_SIZE for a single process"
+                f"rank {self.rank} waited {self.timeout:g} s for its peers: {named(missing)} of {self.world_size} "
+                f"never came. Start all ranks (`accel launch --nproc {self.world_size} script.py`), or run without "
+                "RANK and WORLD_SIZE for a single process"
             )
 
     def _exchange(self, obj: Any, sources: Sequence[int], what: str, limit: float) -> list[Any]:
-        """Each source's object on every rank: sizes first, so that all ranks refuse alike, then one broadcast a source."""
+        """Each source's object on every rank: sizes first, so that all ranks refuse alike, then one broadcast a
+        source.
+        """
         data, refusal = b"", None
         if self.rank in sources:
             try:
@@ -177,8 +201,8 @@ class ControlPlane:
                 raise CollectiveError(f"{what}: rank {source} could not encode its object; its own error says why")
             if sizes[source] > self.max_bytes:
                 raise ArgumentError(
-                    f"{what}: the object of rank {source} takes {sizes[source]} bytes, above the limit of {self.max_bytes}; use tensors "
-                    "or a checkpoint for data of that size"
+                    f"{what}: the object of rank {source} takes {sizes[source]} bytes, above the limit of "
+                    f"{self.max_bytes}; use tensors or a checkpoint for data of that size"
                 )
         if self._group is None:
             return [_codec.decode(data)]
@@ -229,7 +253,7 @@ class _Gloo:
     def min(self, value: int, limit: float) -> int:
         box = torch.tensor([value], dtype=torch.int64)
         options = AllreduceOptions()
-        options.reduceOp = ReduceOp.MIN
+        options.reduceOp = ReduceOp(ReduceOp.MIN)
         self._run(lambda: [self._pg.allreduce([box], options)], "min", limit)
         return int(box.item())
 

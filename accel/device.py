@@ -27,7 +27,9 @@ class Device(ABC):
     type: str  # torch device type: "cuda", "npu", "xla", "cpu"
     kind: str  # "eager" or "lazy"
     is_host: bool = False  # whether the host's tensors are already on the device
-    metric_dtype: torch.dtype = torch.float32  # in which sums of metrics are kept: the widest that every chip of the type has
+    metric_dtype: torch.dtype = (
+        torch.float32
+    )  # in which sums of metrics are kept: the widest that every chip of the type has
 
     @property
     @abstractmethod
@@ -63,7 +65,9 @@ class Device(ABC):
 
     @abstractmethod
     def rng_state(self) -> dict[str, Any]:
-        """Plain data and CPU tensors by generator: "python", "numpy", "torch" and, where it has its own, the device type."""
+        """Plain data and CPU tensors by generator: "python", "numpy", "torch" and, where it has its own, the device
+        type.
+        """
 
     @abstractmethod
     def set_rng_state(self, state: dict[str, Any]) -> list[str]:

@@ -112,7 +112,9 @@ def host_rng_state() -> dict[str, Any]:
 
 
 def set_host_rng_state(state: dict[str, Any]) -> list[str]:
-    """Restore each host generator; one that is absent or unreadable is named and does not keep the others from it (T52)."""
+    """Restore each host generator; one that is absent or unreadable is named and does not keep the others from it
+    (T52).
+    """
     notes = []
     for name, restore in (("python", _set_python), ("numpy", _set_numpy), ("torch", _set_torch)):
         if name not in state:

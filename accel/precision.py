@@ -131,7 +131,9 @@ class _PooledAutocast:
         self._entered = pool.pop() if pool else torch.autocast(self._device_type, dtype=self._dtype)
         self._entered.__enter__()
 
-    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._entered.__exit__(kind, exc, trace)
         self._pool.append(self._entered)
 

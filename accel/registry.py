@@ -1,7 +1,8 @@
 """The registry: which backends exist, which of them can be used here and why, and which one a session gets.
 
-Backends register through the entry-point group `accel.backends`, built-in ones as a third party's. Listing and selecting never
-initialise a device and survive any exception from a backend's package. There is no fall-back from one backend to another.
+Backends register through the entry-point group `accel.backends`, built-in ones as a third party's. Listing and
+selecting never initialise a device and survive any exception from a backend's package. There is no fall-back from one
+backend to another.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ class _BrokenSpec:
 
 
 def specs() -> list[BackendSpec]:
-    """Every registered spec, one a name, in the order of registration. Raises `BackendError` when two claim one name."""
+    """Every registered spec, one a name, in the order of registration. Raises `BackendError` when two claim one
+    name.
+    """
     found: dict[str, tuple[str, BackendSpec]] = {}
     for entry in importlib.metadata.entry_points(group=GROUP):
         if entry.name in found:
@@ -76,8 +79,8 @@ def backends() -> list[BackendInfo]:
 def get_backend(name: str | None = None) -> Backend:
     """Load the backend `name`, or the one that `ACCEL_BACKEND` or the hardware decides.
 
-    Raises `BackendError` when it is unknown, unusable or ambiguous; the message lists every registered backend and why it is
-    or isn't usable.
+    Raises `BackendError` when it is unknown, unusable or ambiguous; the message lists every registered backend and
+    why it is or isn't usable.
     """
     spec, info = select(name)
     from accel import _env

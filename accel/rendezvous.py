@@ -1,7 +1,7 @@
 """What the launcher says of this process: rank, world size and where the ranks meet.
 
-Reads the environment only, imports no torch and connects to nothing. Partial or nonsensical variables give one error that lists
-every missing or bad name (T40).
+Reads the environment only, imports no torch and connects to nothing. Partial or nonsensical variables give one error
+that lists every missing or bad name (T40).
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from accel.errors import LaunchError
 REQUIRED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 # Variables by which other launchers say that they started several processes: the size, and this process's rank.
 FOREIGN = (("OMPI_COMM_WORLD_SIZE", "mpirun"), ("PMI_SIZE", "mpiexec"), ("SLURM_STEP_NUM_TASKS", "srun"))
-HOW = "Start several processes with `accel launch --nproc N SCRIPT` or `torchrun --nproc-per-node N SCRIPT`; unset all of these to run one"
+HOW = (
+    "Start several processes with `accel launch --nproc N SCRIPT` or `torchrun "
+    "--nproc-per-node N SCRIPT`; unset all of these to run one"
+)
 
 
 @dataclass(frozen=True)
@@ -40,14 +43,18 @@ def read(environ: Mapping[str, str] = os.environ) -> Rendezvous:
         return Rendezvous(launched=True)
     faults = [f"{name} is missing" for name in REQUIRED if name not in given]
     numbers = {
-        name: _integer(name, environ, faults) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")
+        name: _integer(name, environ, faults)
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")
     }
     _check_ranges(numbers, faults)
     if faults:
-        found = " ".join(f"{name}={environ[name]!r}" for name in (*REQUIRED, "LOCAL_RANK", "LOCAL_WORLD_SIZE") if name in environ)
+        found = " ".join(
+            f"{name}={environ[name]!r}" for name in (*REQUIRED, "LOCAL_RANK", "LOCAL_WORLD_SIZE") if name in environ
+        )
         raise LaunchError(f"the launch variables cannot be used: {'; '.join(faults)} (found {found}). {HOW}")
     rank, world = numbers["RANK"], numbers["WORLD_SIZE"]
-    assert rank is not None and world is not None  # checked above: nothing is missing
+    assert rank is not None  # checked above: nothing is missing
+    assert world is not None
     alone = world == 1
     return Rendezvous(
         rank=rank,
@@ -63,8 +70,10 @@ def _refuse_foreign_launcher(environ: Mapping[str, str]) -> None:
     for name, launcher in FOREIGN:
         if environ.get(name, "").isdecimal() and int(environ[name]) > 1:
             raise LaunchError(
-                f"{launcher} started {environ[name]} processes ({name}={environ[name]}), but {', '.join(REQUIRED)} are missing, so "
-                f"each would train alone. Export them from {launcher}'s own variables, or start one process a host that runs torchrun"
+                f"{launcher} started {environ[name]} processes ({name}={environ[name]}), but "
+                f"{', '.join(REQUIRED)} are missing, so "
+                f"each would train alone. Export them from {launcher}'s own variables, or start one "
+                f"process a host that runs torchrun"
             )
 
 

@@ -1,7 +1,7 @@
 """Loss scaling for fp16: one implementation and one state schema for every backend.
 
-The scale and the growth tracker live on the host, since the host reads the overflow flag once a boundary anyway; a copy of the
-scale on the device multiplies the loss. fp32, tf32 and bf16 need no scaling: they have no scaler at all.
+The scale and the growth tracker live on the host, since the host reads the overflow flag once a boundary anyway; a
+copy of the scale on the device multiplies the loss. fp32, tf32 and bf16 need no scaling: they have no scaler at all.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ class Scaler:
 
     def __init__(self, config: LossScale | float, device: torch.device) -> None:
         self.dynamic = isinstance(config, LossScale)
-        self.config = config if isinstance(config, LossScale) else LossScale(init=float(config), floor=min(1.0, float(config)))
+        self.config = (
+            config if isinstance(config, LossScale) else LossScale(init=float(config), floor=min(1.0, float(config)))
+        )
         self.skips = 0  # in a row
         self._good = 0  # steps since the last change
         self._scale = self.config.init
@@ -77,27 +79,47 @@ class Scaler:
             return
         bad = next((name for name, grad in named if not bool(torch.isfinite(grad).all())), None)
         raise LossScaleError(
-            f"{self.skips} steps in a row were skipped because gradients overflowed (step {step}, rank {rank}, loss scale {self._scale:g}); "
-            f"the first parameter whose gradient is not finite is {bad!r}. The loss itself is probably not finite: look at its value, "
+            f"{self.skips} steps in a row were skipped because gradients overflowed (step {step}, "
+            f"rank {rank}, loss scale {self._scale:g}); "
+            f"the first parameter whose gradient is not finite is {bad!r}. The loss itself is "
+            f"probably not finite: look at its value, "
             "lower the learning rate, or use precision='bf16'"
         )
 
     def state_dict(self) -> dict[str, Any]:
-        return {"schema": SCHEMA, "scale": self._scale, "good_steps": self._good, "skips": self.skips, "dynamic": self.dynamic}
+        return {
+            "schema": SCHEMA,
+            "scale": self._scale,
+            "good_steps": self._good,
+            "skips": self.skips,
+            "dynamic": self.dynamic,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over a state written by `state_dict`. Raises `CheckpointError` for another schema or an unusable scale."""
+        """Take over a state written by `state_dict`. Raises `CheckpointError` for another schema or an unusable
+        scale.
+        """
         if state.get("schema") != SCHEMA:
-            raise CheckpointError(f"the loss scaler's state has schema {state.get('schema')!r}; this version of accel reads {SCHEMA}")
+            raise CheckpointError(
+                f"the loss scaler's state has schema {state.get('schema')!r}; this version of accel reads {SCHEMA}"
+            )
         missing = {"scale", "good_steps", "skips", "dynamic"} - set(state)
         if missing:
-            raise CheckpointError(f"the loss scaler's state lacks {', '.join(sorted(missing))}: the checkpoint is truncated")
+            raise CheckpointError(
+                f"the loss scaler's state lacks {', '.join(sorted(missing))}: the checkpoint is truncated"
+            )
         scale = float(state["scale"])
         if not math.isfinite(scale) or scale < self.config.floor:
-            raise CheckpointError(f"the saved loss scale {scale!r} is not a finite number from floor={self.config.floor}")
+            raise CheckpointError(
+                f"the saved loss scale {scale!r} is not a finite number from floor={self.config.floor}"
+            )
         if bool(state["dynamic"]) != self.dynamic:
             saved = "dynamic" if state["dynamic"] else "static"
-            log.warning("the checkpoint's loss scaling is %s and this run's is not; the run's own starts at %g", saved, self._scale)
+            log.warning(
+                "the checkpoint's loss scaling is %s and this run's is not; the run's own starts at %g",
+                saved,
+                self._scale,
+            )
             return
         self._good = int(state["good_steps"])
         self.skips = int(state["skips"])

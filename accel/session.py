@@ -1,8 +1,8 @@
 """`Session`: what a training script talks to - a facade over small private modules, one instance a process or thread.
 
-It owns the order of calls and nothing else: the window is `_window`, the end of a window `_boundary`, gradient sync `_gradsync`, the
-loop over data `_loader`, checkpoints `_saving` and `_checkpoint`, preparation `_prepare`. The hot path (`autocast`, `backward`, `step`)
-wraps neither the model nor the optimizer nor the loader.
+It owns the order of calls and nothing else: the window is `_window`, the end of a window `_boundary`, gradient sync
+`_gradsync`, the loop over data `_loader`, checkpoints `_saving` and `_checkpoint`, preparation `_prepare`. The hot
+path (`autocast`, `backward`, `step`) wraps neither the model nor the optimizer nor the loader.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ SCALER = "accel-scaler"  # its name among a checkpoint's objects; no keyword arg
 
 
 class Lap(NamedTuple):
-    """Since the previous lap: micro-batches done, wall seconds over a synchronized device, seconds spent waiting for data."""
+    """Since the previous lap: micro-batches done, wall seconds over a synchronized device, seconds spent waiting for
+    data.
+    """
 
     steps: int
     seconds: float
@@ -102,9 +104,10 @@ class Session:
     ) -> Any:
         """Check, place and wrap `model` and its optimizers; returns what to call from now on.
 
-        A model alone comes back alone, otherwise as a tuple `(model, *optimizers)`. Parameters and buffers become those of rank 0 on
-        every rank. `buffers` says whose BatchNorm statistics hold after each window: "rank0", "mean" (of floating-point ones) or "local".
-        Raises `ModelError` for parameters in half precision, on several devices or of another model.
+        A model alone comes back alone, otherwise as a tuple `(model, *optimizers)`. Parameters and buffers become
+        those of rank 0 on every rank. `buffers` says whose BatchNorm statistics hold after each window: "rank0",
+        "mean" (of floating-point ones) or "local". Raises `ModelError` for parameters in half precision, on several
+        devices or of another model.
         """
         if buffers not in BUFFER_POLICIES:
             raise ArgumentError(f"prepare(buffers={buffers!r}): expected one of {', '.join(BUFFER_POLICIES)}")
@@ -139,13 +142,21 @@ class Session:
     # -- the loop --------------------------------------------------------------------------------------------------
 
     def batches(
-        self, loader: Any, *, train: bool = True, epoch: int | None = None, skip: int = 0, steps: int | None = None, prefetch: int = 2
+        self,
+        loader: Any,
+        *,
+        train: bool = True,
+        epoch: int | None = None,
+        skip: int = 0,
+        steps: int | None = None,
+        prefetch: int = 2,
     ) -> Iterator[Any]:
         """Iterate over `loader` with its batches on the device.
 
-        train: ranks agree on the number of batches (what is dropped is counted in `dropped_batches`), `epoch` reaches `set_epoch`, and a
-        loaded checkpoint's epoch goes on with its next unseen batch. train=False: every batch, no communication. `skip` leaves out the first
-        batches; `steps` is the largest number of batches (micro-batches) to give; `prefetch` batches are copied ahead to the device.
+        train: ranks agree on the number of batches (what is dropped is counted in `dropped_batches`), `epoch` reaches
+        `set_epoch`, and a loaded checkpoint's epoch goes on with its next unseen batch. train=False: every batch, no
+        communication. `skip` leaves out the first batches; `steps` is the largest number of batches (micro-batches)
+        to give; `prefetch` batches are copied ahead to the device.
         """
         _loader.check_arguments(train, epoch, skip, steps, prefetch)
         if train:
@@ -155,8 +166,9 @@ class Session:
     def backward(self, loss: torch.Tensor, weight: Any = None) -> None:
         """Backward of `loss`, divided by the window (and scaled under fp16); never divide it yourself.
 
-        With `weight` (the samples or tokens that the loss is the mean of) the gradient is sum(w*g)/sum(w) over ranks and micro-batches;
-        give it always or never within a window. Raises `ArgumentError` for a loss that is not one attached number.
+        With `weight` (the samples or tokens that the loss is the mean of) the gradient is sum(w*g)/sum(w) over ranks
+        and micro-batches; give it always or never within a window. Raises `ArgumentError` for a loss that is not one
+        attached number.
         """
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
             raise _bad_loss(loss)
@@ -167,7 +179,7 @@ class Session:
             loss = loss.float() * self._scaler.tensor
         if factor is not None:
             loss = loss * factor
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         window.backwards += 1
         if not self._alone:
             self._sync.after_backward()
@@ -175,7 +187,8 @@ class Session:
             window.mark_gradients(parameters_of(self._optimizers.values()))
 
     def step(self, *optimizers: torch.optim.Optimizer, scheduler: Any = None, final: bool = False) -> StepResult:
-        """End a micro-batch; at the end of the window take the step. Call it once a micro-batch, with all optimizers of the window.
+        """End a micro-batch; at the end of the window take the step. Call it once a micro-batch, with all optimizers
+        of the window.
 
         `scheduler` (one or several) moves only when the optimizers did. `final` ends the window here.
         """
@@ -225,7 +238,9 @@ class Session:
         return math.fsum(v * w for v, w in pairs) / total
 
     def gather(self, t: torch.Tensor) -> torch.Tensor:
-        """Every rank's `t`, joined along the first dimension, which may differ between ranks; on every rank. A 0-dim `t` counts as one row."""
+        """Every rank's `t`, joined along the first dimension, which may differ between ranks; on every rank. A 0-dim
+        `t` counts as one row.
+        """
         return self.backend.collective.gather_ragged(t if t.dim() else t.unsqueeze(0))
 
     def barrier(self, timeout: float | None = None) -> None:
@@ -242,8 +257,9 @@ class Session:
     def save(self, path: str | os.PathLike[str], **objects: Any) -> None:
         """Save models, optimizers, schedulers and plain values to the directory `path`: complete or absent.
 
-        Rank 0 writes; every rank's random state and loader position are in it when every rank calls. Gradients of an open window are not
-        saved: its batches come again after `load`. Raises `CheckpointError`, leaving the previous checkpoint as it was.
+        Rank 0 writes; every rank's random state and loader position are in it when every rank calls. Gradients of an
+        open window are not saved: its batches come again after `load`. Raises `CheckpointError`, leaving the previous
+        checkpoint as it was.
         """
         mine = {"rng": self.backend.device.rng_state(), "position": None}
         if self._batches.position is not None:
@@ -253,22 +269,32 @@ class Session:
             states = {name: _state.state_of(name, obj) for name, obj in objects.items()}
             if self._scaler is not None:
                 states[SCALER] = self._scaler.state_dict()
-        meta = {"world_size": self.world_size, "backend": self.backend.name, "device": str(self.device), "steps": self._boundary.steps}
+        meta = {
+            "world_size": self.world_size,
+            "backend": self.backend.name,
+            "device": str(self.device),
+            "steps": self._boundary.steps,
+        }
         self._saver.save(path, states, mine, meta, self._micro_batches)
 
     def check_save(self, path: str | os.PathLike[str]) -> None:
-        """Raise `ArgumentError` now if `save(path)` could not write there later; to be asked before hours of training."""
+        """Raise `ArgumentError` now if `save(path)` could not write there later; to be asked before hours of
+        training.
+        """
         if self.is_main:
             _checkpoint.check_writable(path)
 
     def load(self, path: str | os.PathLike[str], **objects: Any) -> dict[str, Any]:
         """Load what `save` wrote into the given objects; returns the plain values.
 
-        Every rank reads `path`. Works on another world size or backend; what of the random state could not be carried over is logged. Raises
-        `CheckpointError` before any object changes where the checkpoint is incomplete or does not fit.
+        Every rank reads `path`. Works on another world size or backend; what of the random state could not be carried
+        over is logged. Raises `CheckpointError` before any object changes where the checkpoint is incomplete or does
+        not fit.
         """
         if self._window.open:
-            raise WindowError("load() inside an open window: call it before the loop, or after step() returned boundary=True")
+            raise WindowError(
+                "load() inside an open window: call it before the loop, or after step() returned boundary=True"
+            )
         checkpoint = _checkpoint.read(path)
         states = dict(checkpoint.objects)
         scaler = states.pop(SCALER, None)
@@ -276,7 +302,9 @@ class Session:
         if self._scaler is not None and scaler is not None:
             self._scaler.load_state_dict(scaler)
         elif self._scaler is not None:
-            log.warning("load(%s): it holds no loss scale (saved without fp16); this run starts at %g", path, self._scaler.scale)
+            log.warning(
+                "load(%s): it holds no loss scale (saved without fp16); this run starts at %g", path, self._scaler.scale
+            )
         elif scaler is not None:
             log.warning("load(%s): its loss scale is not used, since this run's precision needs none", path)
         for note in self._load_rank(checkpoint):
@@ -288,7 +316,10 @@ class Session:
         saved_world = checkpoint.meta.get("world_size")
         notes = []
         if saved_world != self.world_size:
-            notes.append(f"saved with {saved_world} rank(s), loaded with {self.world_size}: a resumed epoch starts at its first batch")
+            notes.append(
+                f"saved with {saved_world} rank(s), loaded with {self.world_size}: a resumed epoch "
+                f"starts at its first batch"
+            )
         if mine is None:
             if self._seed is not None:  # a stream of its own, not the one this run began with
                 self.backend.device.seed(self._seed + self.rank + 1_000_003 * (checkpoint.meta.get("steps", 0) + 1))
@@ -301,14 +332,23 @@ class Session:
     # -- the end ---------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Leave the fabric and restore global numerics switches; an open window is reported as dropped. Harmless when repeated."""
+        """Leave the fabric and restore global numerics switches; an open window is reported as dropped. Harmless when
+        repeated.
+        """
         self._close(failed=False)
 
     def __enter__(self) -> Session:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None) -> None:
-        if exc is not None and not isinstance(exc, (SystemExit, GeneratorExit)) and not self._closed and not self._alone:
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if (
+            exc is not None
+            and not isinstance(exc, (SystemExit, GeneratorExit))
+            and not self._closed
+            and not self._alone
+        ):
             with contextlib.suppress(AccelError, RuntimeError):  # the exception on its way out matters more
                 self.backend.collective.abort(f"{type(exc).__name__}: {exc}")
         self._close(failed=exc is not None)
@@ -333,7 +373,11 @@ class Session:
         if not self._window.open:
             return
         self.dropped_windows += 1
-        log.warning("a window of %d finished micro-batch(es) is dropped and its gradients are cleared: %s", self._window.index, why)
+        log.warning(
+            "a window of %d finished micro-batch(es) is dropped and its gradients are cleared: %s",
+            self._window.index,
+            why,
+        )
         for optimizer in self._optimizers.values():
             optimizer.zero_grad(set_to_none=True)
         self._window.reset()
@@ -344,9 +388,16 @@ def _bad_loss(loss: Any) -> ArgumentError:
     if not isinstance(loss, torch.Tensor):
         return ArgumentError(f"backward(loss={type(loss).__name__}): expected a tensor of one element")
     if loss.numel() != 1:
-        return ArgumentError(f"backward(loss of shape {tuple(loss.shape)}): expected one element; take its mean or sum first")
-    return ArgumentError("backward(loss): it is not attached to a graph (requires_grad is False); was it detached, or computed under no_grad?")
+        return ArgumentError(
+            f"backward(loss of shape {tuple(loss.shape)}): expected one element; take its mean or sum first"
+        )
+    return ArgumentError(
+        "backward(loss): it is not attached to a graph (requires_grad is False); was it "
+        "detached, or computed under no_grad?"
+    )
 
 
 def _unknown_optimizer(optimizer: Any) -> ArgumentError:
-    return ArgumentError(f"step({type(optimizer).__name__}): it was not prepared; pass the optimizers that session.prepare returned")
+    return ArgumentError(
+        f"step({type(optimizer).__name__}): it was not prepared; pass the optimizers that session.prepare returned"
+    )

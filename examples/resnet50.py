@@ -105,7 +105,7 @@ def train_epoch(s, model, opt, sched, loader, epoch, steps):
     model.train()
     meter = s.meter()
     s.lap()
-    with Progress(transient=True, disable=not s.is_main) as progress:
+    with Progress(transient=True, disable=not (s.is_main and sys.stdout.isatty())) as progress:
         bar = progress.add_task(f"epoch {epoch}", total=len(loader))
         for i, (x, y) in enumerate(s.batches(loader, epoch=epoch, steps=steps), 1):
             with s.autocast():

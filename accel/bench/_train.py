@@ -1,6 +1,6 @@
 """The training that a benchmark times: data, model, the recipe, optimizer steps one at a time, and evaluation.
 
-The recipe is that of the ResNet-50 v1.5 of NVIDIA (https://github.com/NVIDIA/DeepLearningExamples, ConvNets/resnet50v1.5)
+The recipe is that of NVIDIA's ResNet-50 v1.5 (https://github.com/NVIDIA/DeepLearningExamples, ConvNets/resnet50v1.5),
 with the linear scaling and warm-up of Goyal et al. (https://arxiv.org/abs/1706.02677).
 """
 

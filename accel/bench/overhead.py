@@ -1,9 +1,10 @@
 """`accel bench overhead`: what a library adds to a training step, on a model so small that only overhead shows.
 
-A hand-written PyTorch loop, the same loop through a Session, and through HF Accelerate and Lightning Fabric where installed, run in
-turns within one process: each repeat times a block of steps of every contender, in shuffled order, and differences are taken pair by
-pair inside a repeat, so that a machine whose speed drifts slows all of them. All do the same work: autocast where the precision has it,
-clip to norm 1, step, zero_grad, over batches that are tuples of tensors in memory.
+A hand-written PyTorch loop, the same loop through a Session, and through HF Accelerate and Lightning Fabric where
+installed, run in turns within one process: each repeat times a block of steps of every contender, in shuffled order,
+and differences are taken pair by pair inside a repeat, so that a machine whose speed drifts slows all of them. All do
+the same work: autocast where the precision has it, clip to norm 1, step, zero_grad, over batches that are tuples of
+tensors in memory.
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ class TinyModel(nn.Module):
 
 
 def measure(precision: str, *, repeats: int = 60, block: int = 100, seed: int = 0) -> Overhead:
-    """Time every contender in `repeats` interleaved blocks of `block` steps. Raises `ArgumentError` for values below 1."""
+    """Time every contender in `repeats` interleaved blocks of `block` steps. Raises `ArgumentError` for values below
+    1.
+    """
     if precision not in PRECISIONS:
         raise ArgumentError(f"precision={precision!r}: expected one of {', '.join(PRECISIONS)}")
     for name, value in (("repeats", repeats), ("block", block)):
@@ -69,6 +72,10 @@ def measure(precision: str, *, repeats: int = 60, block: int = 100, seed: int = 
     batches = _batches(64)
     with contextlib.ExitStack() as stack:
         session = stack.enter_context(accel.init(precision=precision, clip_norm=1.0, seed=seed))
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(
+            1
+        )  # products this small gain nothing from more, and waking threads is not a library's overhead
         result = Overhead(precision, session.world_size)
         loops: dict[str, Loop] = {
             "native": _native(precision, batches, session),

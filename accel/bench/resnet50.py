@@ -207,7 +207,7 @@ def _record(
             repeats=Figure(schedule.repeats, "repeats"),
             warmup_steps=Figure(summary.warmup_steps, "steps"),
             clock=_timing.CLOCK,
-            loader_workers=Figure(options.workers, "processes"),
+            loader_workers=Figure(options.workers, "workers"),
             threads=Figure(session.threads.count, "threads"),
             threads_source=session.threads.source,
         ),

@@ -29,7 +29,10 @@ class Figure:
 
     def words(self) -> str:
         """The exact value with its unit, or why there is none."""
-        return f"unknown ({self.reason})" if self.value is None else f"{self.value:,} {self.unit}"
+        if self.value is None:
+            return f"unknown ({self.reason})"
+        plural = self.value != 1 or self.unit == "s" or "/" in self.unit
+        return f"{self.value:,} {self.unit if plural else _singular(self.unit)}"
 
 
 @dataclass(frozen=True)
@@ -168,6 +171,10 @@ class Record:
         """The record in `data`, which must have passed `accel.records.check`."""
         record: Record = _typed(Record, data)
         return record
+
+
+def _singular(unit: str) -> str:
+    return unit.removesuffix("es") if unit.endswith("ches") else unit.removesuffix("s")
 
 
 _OPTIONAL = frozenset({"origin", "reason"})  # absent from the file where None

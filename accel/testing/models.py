@@ -8,13 +8,13 @@ import torch
 from torch import nn
 
 
-def mlp(seed: int = 0) -> nn.Module:
+def mlp(seed: int = 0) -> nn.Sequential:
     """No BatchNorm: its gradient over a batch is the mean over any split of it."""
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
 
 
-def convnet(seed: int = 0) -> nn.Module:
+def convnet(seed: int = 0) -> nn.Sequential:
     torch.manual_seed(seed)
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 3))
 
@@ -44,7 +44,7 @@ def reference(batches: list[list[Any]], *, lr: float = 0.1, clip: float | None =
     optimizer = sgd(model, lr, **arguments)
     for window in batches:
         for x, y in window:
-            (nn.functional.mse_loss(model(x), y) / len(window)).backward()  # type: ignore[no-untyped-call]
+            (nn.functional.mse_loss(model(x), y) / len(window)).backward()
         if clip is not None:
             nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()

@@ -1,4 +1,5 @@
-"""Options and fixtures of the conformance suite: which backend it runs against, sessions that are closed, warm ranks."""
+"""Options and fixtures of the conformance suite: which backend it runs against, sessions that are closed, warm
+ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +15,9 @@ __all__ = ["backend", "backend_name", "pytest_addoption", "ranks", "start"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    with contextlib.suppress(ValueError):  # two conftest files may bring it in one run: the suite's own and that of its user
+    with contextlib.suppress(
+        ValueError
+    ):  # two conftest files may bring it in one run: the suite's own and that of its user
         parser.addoption("--backend", default="cpu", help="registered accel backend to test (default: cpu)")
 
 

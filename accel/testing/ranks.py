@@ -1,8 +1,8 @@
 """`run_ranks` and `RankPool`: run one function as the ranks of a small job, in fresh processes, for tests.
 
 Owns process start, the hard time limit, the collection of results and of tracebacks, and the clean-up (grandchildren
-included). The functions themselves call `accel.init` or whatever they test. Results travel by pickle between processes of
-one test run; nothing of the library itself uses this.
+included). The functions themselves call `accel.init` or whatever they test. Results travel by pickle between
+processes of one test run; nothing of the library itself uses this.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ _AFTER_FAILURE = 10.0  # seconds that the other ranks get to end once one has fa
 
 
 class Outcome(NamedTuple):
-    """How one rank ended. `kind`: "result" (value), "error" (value is the exception's type name), "exit" (value is the exit
-    code, negative for a signal) or "hung" (killed at the time limit). `text`: traceback, output or stacks."""
+    """How one rank ended. `kind`: "result" (value), "error" (value is the exception's type name), "exit" (value is
+    the exit code, negative for a signal), "hung" (killed at the time limit) or "ready" (never ran, as another rank
+    failed to start). `text`: traceback, output or stacks.
+    """
 
     kind: str
     value: Any
@@ -93,7 +95,7 @@ class RankPool:
     def run(self, fn: Callable[..., Any], *args: Any, timeout: float = 60.0) -> list[Any]:
         """Run `fn(*args)` on every rank; return the results by rank, or raise `RankFailure`."""
         ended = self._run(fn, args, timeout, after_failure=_AFTER_FAILURE)
-        failed = {rank: end.text for rank, end in enumerate(ended) if end.kind != "result"}
+        failed = {rank: end.text for rank, end in enumerate(ended) if end.kind not in ("result", "ready")}
         if failed:
             raise RankFailure(failed)
         return [end.value for end in ended]

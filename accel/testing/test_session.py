@@ -76,12 +76,13 @@ def test_accumulation_equals_one_large_batch(start: Any) -> None:
         model, optimizer = prepared(session, momentum=0.9)
         run(session, model, optimizer, batches)
         results.append(values(session.unwrap(model)))
-    assert_close(*results)
+    assert_close(results[0], results[1])
     assert_close(results[0], values(reference([[(x, y)]] * 5, momentum=0.9)))
 
 
 def test_weights_make_the_mean_over_samples(start: Any) -> None:  # T20
-    """Three samples x=1 in one micro-batch and one x=5 in the next, target 1, weight 0: the gradient of the mean is -4."""
+    """Three samples x=1 in one micro-batch and one x=5 in the next, target 1, weight 0: the gradient of the mean is
+    -4."""
     session = start(accumulate=2)
     linear = nn.Linear(1, 1, bias=False)
     nn.init.zeros_(linear.weight)
@@ -98,7 +99,9 @@ def test_weight_alone_changes_nothing(start: Any, weight: Any) -> None:
     model, optimizer = prepared(session)
     batches = [data(4, seed=i) for i in range(3)]
     for x, y in session.batches(batches):
-        session.backward(loss_of(model, x, y), weight=torch.tensor(3.0, device=session.device) if weight == "tensor" else weight)
+        session.backward(
+            loss_of(model, x, y), weight=torch.tensor(3.0, device=session.device) if weight == "tensor" else weight
+        )
         session.step(optimizer)
     assert_close(values(session.unwrap(model)), values(reference([[b] for b in batches])))
 
@@ -219,7 +222,12 @@ def test_open_window_is_reported_as_dropped(start: Any, caplog: Any) -> None:
 
 @pytest.mark.parametrize(
     ("loss", "said"),
-    [(lambda m, x: m(x), "shape"), (lambda m, x: m(x).sum().detach(), "not attached"), (lambda m, x: 3.0, "float"), (lambda m, x: None, "NoneType")],
+    [
+        (lambda m, x: m(x), "shape"),
+        (lambda m, x: m(x).sum().detach(), "not attached"),
+        (lambda m, x: 3.0, "float"),
+        (lambda m, x: None, "NoneType"),
+    ],
 )
 def test_bad_loss_is_named(start: Any, loss: Any, said: str) -> None:
     session = start()
@@ -271,7 +279,9 @@ def test_hooks_of_the_user_see_finished_gradients(start: Any) -> None:
     model, optimizer = prepared(session)
     seen = []
     optimizer.register_step_pre_hook(
-        lambda opt, args, kwargs: seen.append(math.sqrt(sum(float(p.grad.square().sum()) for g in opt.param_groups for p in g["params"])))
+        lambda opt, args, kwargs: seen.append(
+            math.sqrt(sum(float(p.grad.square().sum()) for g in opt.param_groups for p in g["params"]))
+        )
     )
     run(session, model, optimizer, [data(4), data(4)])
     assert seen == [pytest.approx(0.01, rel=1e-3)]
@@ -332,7 +342,9 @@ def test_skip_and_steps_limit_the_pass_and_take_no_more(start: Any) -> None:
     assert [int(b) for b in session.batches(stream(), train=False, skip=1, steps=2)] == [1, 2]
 
 
-@pytest.mark.parametrize("bad", [{"skip": -1}, {"steps": 0}, {"steps": -3}, {"prefetch": 0}, {"epoch": -1}, {"skip": 1.5}, {"train": "yes"}])
+@pytest.mark.parametrize(
+    "bad", [{"skip": -1}, {"steps": 0}, {"steps": -3}, {"prefetch": 0}, {"epoch": -1}, {"skip": 1.5}, {"train": "yes"}]
+)
 def test_bad_argument_of_batches_is_named(start: Any, bad: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError, match=next(iter(bad))):
         start().batches([1], **bad)
@@ -375,7 +387,10 @@ def test_samplers_share_has_no_duplicates_on_any_world_size() -> None:  # T19
     for count in (0, 1, 4, 5, 17):
         for world in (1, 2, 3, 4):
             for shuffle in (True, False):
-                samplers = [ShardedSampler(range(count), rank=r, world_size=world, shuffle=shuffle, seed=1) for r in range(world)]
+                samplers = [
+                    ShardedSampler(range(count), rank=r, world_size=world, shuffle=shuffle, seed=1)
+                    for r in range(world)
+                ]
                 parts = [list(sampler) for sampler in samplers]
                 assert sorted(i for part in parts for i in part) == list(range(count))
                 assert [len(p) for p in parts] == [len(s) for s in samplers]
@@ -418,7 +433,9 @@ def test_meter_keeps_what_it_was_given(start: Any) -> None:
     assert meter.read() == {"loss": pytest.approx(2.0)}
 
 
-@pytest.mark.parametrize("bad", [{}, {"loss": "x"}, {"loss": torch.ones(2)}, {"loss": None}, {"weight": [1], "loss": 1}])
+@pytest.mark.parametrize(
+    "bad", [{}, {"loss": "x"}, {"loss": torch.ones(2)}, {"loss": None}, {"weight": [1], "loss": 1}]
+)
 def test_meter_refuses_what_is_not_a_number(start: Any, bad: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError, match=r"Meter\.add"):
         start().meter().add(**bad)
@@ -436,7 +453,13 @@ def test_agreements_of_one_rank(start: Any, capsys: Any) -> None:
     session.barrier()
     session.print("hello", end="")
     assert capsys.readouterr().out == "hello"
-    assert (session.rank, session.world_size, session.local_rank, session.local_world_size, session.is_main) == (0, 1, 0, 1, True)
+    assert (session.rank, session.world_size, session.local_rank, session.local_world_size, session.is_main) == (
+        0,
+        1,
+        0,
+        1,
+        True,
+    )
 
 
 # -- preparation -------------------------------------------------------------------------------------------------------
@@ -479,7 +502,9 @@ def test_model_alone_comes_back_alone(start: Any) -> None:
     assert isinstance(session.unwrap(called), nn.Sequential)
 
 
-@pytest.mark.parametrize("case", ["not a module", "not an optimizer", "foreign optimizer", "closure", "meta", "twice", "buffers"])
+@pytest.mark.parametrize(
+    "case", ["not a module", "not an optimizer", "foreign optimizer", "closure", "meta", "twice", "buffers"]
+)
 def test_what_cannot_be_prepared_is_named(start: Any, case: str) -> None:  # T45, T54
     session = start()
     model = mlp()
@@ -542,7 +567,9 @@ class Tracked:
 
 
 @pytest.mark.parametrize("stop", [1, 3, 6])
-def test_resume_in_the_middle_of_an_epoch_goes_on_as_if_never_stopped(start: Any, tmp_path: Any, stop: int) -> None:  # T17, T52, T54
+def test_resume_in_the_middle_of_an_epoch_goes_on_as_if_never_stopped(
+    start: Any, tmp_path: Any, stop: int
+) -> None:  # T17, T52, T54
     whole = Tracked(start)
     whole.train(0)
     whole.train(1)
@@ -590,7 +617,10 @@ def test_plain_values_come_back_and_objects_are_checked_before_any_changes(start
     first.train(0, 2)
     first.session.save(tmp_path / "c", best=0.5, notes={"a": [1, None, "x"], "shape": (1, 2)}, **first.objects)
     second = Tracked(start)
-    assert second.session.load(tmp_path / "c", **second.objects) == {"best": 0.5, "notes": {"a": [1, None, "x"], "shape": (1, 2)}}
+    assert second.session.load(tmp_path / "c", **second.objects) == {
+        "best": 0.5,
+        "notes": {"a": [1, None, "x"], "shape": (1, 2)},
+    }
     before = second.state()
     for bad in ({"model": convnet()}, {"model": second.model, "optimizer": sgd(mlp())}, {"modell": second.model}):
         with pytest.raises(CheckpointError):
@@ -600,7 +630,9 @@ def test_plain_values_come_back_and_objects_are_checked_before_any_changes(start
         second.session.load(tmp_path / "absent", **second.objects)
 
 
-def test_loss_scale_is_saved_and_notes_say_where_it_is_not_used(backend: Any, start: Any, tmp_path: Any, caplog: Any) -> None:  # T17
+def test_loss_scale_is_saved_and_notes_say_where_it_is_not_used(
+    backend: Any, start: Any, tmp_path: Any, caplog: Any
+) -> None:  # T17
     if not backend.capabilities()["precision.fp16"].available:
         pytest.skip(f"unsupported by the capability table: {backend.capabilities()['precision.fp16'].why}")
     half, full = Tracked(start, "fp16"), Tracked(start, "fp32")

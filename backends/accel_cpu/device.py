@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from accel.device import DeviceProperties
-from accel.errors import ArgumentError
 from accel.eager import EagerDevice, foreign_generator
+from accel.errors import ArgumentError
 from accel_cpu.memory import total_memory
 
 

@@ -1,7 +1,8 @@
 """Memory of a CPU process as the operating system counts it.
 
-torch has no figures for CPU tensors (T48), so `allocated` is None; `reserved` is the process's resident set. Linux gives them in
-/proc (see proc(5)); other systems have no stable source without a further dependency, and their figures are None.
+torch has no figures for CPU tensors (T48), so `allocated` is None; `reserved` is the process's resident set. Linux
+gives them in /proc (see proc(5)); other systems have no stable source without a further dependency, and their figures
+are None.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ class CpuMemory(Memory):
         )
 
     def snapshot(self, path: str | Path) -> None:
-        raise UnsupportedError(f"memory.snapshot({str(path)!r}) is unsupported on cpu: torch keeps no allocation history there")
+        raise UnsupportedError(
+            f"memory.snapshot({str(path)!r}) is unsupported on cpu: torch keeps no allocation history there"
+        )
 
 
 def total_memory() -> tuple[int | None, str]:

@@ -1,6 +1,7 @@
 """The switches that decide how a CPU computes in fp32: oneDNN may use TF32 or bf16 units where the processor has them.
 
-`torch.backends.mkldnn.{matmul,conv,rnn}.fp32_precision` take "ieee", "tf32", "bf16" or "none" (= inherit) since torch 2.9.
+`torch.backends.mkldnn.{matmul,conv,rnn}.fp32_precision` take "ieee", "tf32", "bf16" or "none" (= inherit) since torch
+2.9.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ class CpuNumerics(Numerics):
         torch.use_deterministic_algorithms(deterministic)
 
     def read(self) -> dict[str, str]:
-        switches = {f"mkldnn.{unit}.fp32_precision": getattr(torch.backends.mkldnn, unit).fp32_precision for unit in UNITS}
+        switches = {
+            f"mkldnn.{unit}.fp32_precision": getattr(torch.backends.mkldnn, unit).fp32_precision for unit in UNITS
+        }
         return {**switches, "deterministic_algorithms": str(torch.are_deterministic_algorithms_enabled())}
 
     def restore(self) -> None:

@@ -1,4 +1,6 @@
-"""What a CPU does natively, what is emulated and what it cannot do; the collectives' cells come from the lowering itself."""
+"""What a CPU does natively, what is emulated and what it cannot do; the collectives' cells come from the lowering
+itself.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,12 @@ def capabilities(transport: Transport) -> CapabilityTable:
     table: dict[str, Capability] = {
         "precision.fp32": native("IEEE fp32; oneDNN's TF32 and bf16 units are switched off"),
         "precision.tf32": native("oneDNN's TF32 where the processor has the unit, IEEE fp32 elsewhere"),
-        "precision.bf16": native("autocast to bfloat16; oneDNN computes it in fp32 where the processor has no bf16 unit"),
-        "precision.fp16": native("autocast to float16 with loss scaling; oneDNN computes it in fp32 where the processor has no fp16 unit"),
+        "precision.bf16": native(
+            "autocast to bfloat16; oneDNN computes it in fp32 where the processor has no bf16 unit"
+        ),
+        "precision.fp16": native(
+            "autocast to float16 with loss scaling; oneDNN computes it in fp32 where the processor has no fp16 unit"
+        ),
         "device.stream": emulated("operations have finished when their call returns; a stream orders nothing"),
         "device.event": emulated("records the host's clock"),
         "memory.allocated": unsupported("torch counts no live bytes of CPU tensors"),

@@ -24,19 +24,19 @@ class CpuTransport(C10dTransport):
     blocks = True
     # bool moves as it is; complex is refused by all_to_all (torch 2.13), so it moves as bytes everywhere.
     native_dtypes = _INTEGERS | _FLOATS | {torch.bool}
-    native_reductions: Mapping[str, frozenset[torch.dtype]] = {  # noqa: RUF012 - read-only by its type
+    native_reductions: Mapping[str, frozenset[torch.dtype]] = {
         "sum": _INTEGERS | _FLOATS,
         "product": _INTEGERS | _FLOATS,
         # Floating min and max drop a NaN depending on the rank that holds it (torch 2.13).
         "min": _INTEGERS,
         "max": _INTEGERS,
-        # mean is sum, then divide (overflows fp16), and of integers it raises after the buffer has changed (torch 2.13).
+        # mean is sum, then divide (overflows fp16); of integers it raises after the buffer has changed (torch 2.13).
         "mean": frozenset(),
     }
 
     def reduce_scatter(self, out: torch.Tensor, tensor: torch.Tensor, op: str, group: Any) -> Handle:
-        # gloo's own is an all_reduce of a copy as well, but its work ignores a timeout and is never "completed" (torch 2.13).
+        # gloo's own is an all_reduce of a copy too, but its work ignores a timeout and is never completed (torch 2.13).
         everything = tensor.clone()
-        row = dist.get_group_rank(group or dist.group.WORLD, dist.get_rank())
+        row = dist.get_rank(group)
         work = dist.all_reduce(everything, REDUCE[op], group, async_op=True)
         return C10dHandle(work, self.blocks, lambda: out.copy_(everything[row]))

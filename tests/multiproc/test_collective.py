@@ -81,7 +81,9 @@ def _dtypes() -> None:
             c.broadcast(other.copy_(mine), src=1)
             assert _same(other, pair[1])
             swapped = c.all_to_all(mine[:2].clone()).result()
-            assert _same(swapped, torch.stack([t[c.rank].view(1).view(torch.uint8) for t in pair]).view(dtype).flatten())
+            assert _same(
+                swapped, torch.stack([t[c.rank].view(1).view(torch.uint8) for t in pair]).view(dtype).flatten()
+            )
             if c.rank == 0:
                 c.send(mine, dst=1)
             else:
@@ -91,7 +93,11 @@ def _dtypes() -> None:
 
 
 def _same(left: torch.Tensor, right: torch.Tensor) -> bool:
-    return left.dtype is right.dtype and left.shape == right.shape and left.view(torch.uint8).equal(right.view(torch.uint8))
+    return (
+        left.dtype is right.dtype
+        and left.shape == right.shape
+        and left.view(torch.uint8).equal(right.view(torch.uint8))
+    )
 
 
 def test_every_dtype_moves_unchanged(pool: RankPool) -> None:  # T46
@@ -208,7 +214,9 @@ def _coalesced() -> None:
         many = [torch.ones(2), torch.ones((2, 2), dtype=torch.float64), torch.full((3,), 60000.0, dtype=torch.float16)]
         many += [torch.ones(4)[::2], torch.empty(0), torch.tensor(3.0)]
         assert c.all_reduce_coalesced(many, "mean").result() == many
-        assert [t.sum().item() for t in many] == [2.0, 4.0, 180000.0, 2.0, 0.0, 3.0] or many[2].tolist() == [60000.0] * 3
+        assert [t.sum().item() for t in many] == [2.0, 4.0, 180000.0, 2.0, 0.0, 3.0] or many[2].tolist() == [
+            60000.0
+        ] * 3
         flags = [torch.tensor([c.rank == 1]), torch.tensor([c.rank], dtype=torch.int16), torch.tensor([c.rank + 0.5])]
         c.broadcast_coalesced(flags, src=1)
         assert [t.item() for t in flags] == [True, 1, 1.5]

@@ -53,7 +53,9 @@ def _mismatch(case: str, check: str) -> str:
 
 @pytest.mark.parametrize("check", ["first", "every"])
 @pytest.mark.parametrize("case", CASES)
-def test_a_mismatch_raises_one_error_on_both_ranks_and_the_group_goes_on(pool: RankPool, case: str, check: str) -> None:  # T03
+def test_a_mismatch_raises_one_error_on_both_ranks_and_the_group_goes_on(
+    pool: RankPool, case: str, check: str
+) -> None:  # T03
     left, right = pool.run(_mismatch, case, check)
     assert left == right
 
@@ -63,9 +65,9 @@ def _known_against_new(kind: str) -> str:
         known = torch.ones(4)
         call = {
             "all_reduce": lambda t: c.all_reduce(t, "mean"),
-            "all_gather": lambda t: c.all_gather(t),
-            "reduce_scatter": lambda t: c.reduce_scatter(t),
-            "all_to_all": lambda t: c.all_to_all(t),
+            "all_gather": c.all_gather,
+            "reduce_scatter": c.reduce_scatter,
+            "all_to_all": c.all_to_all,
             "broadcast": lambda t: c.broadcast(t, src=1),
             "coalesced": lambda t: c.all_reduce_coalesced([t, t + 1]),
         }[kind]

@@ -32,16 +32,17 @@ def _late_rank(what: str) -> None:
         if c.rank == 1:
             time.sleep(4.0)
             return
+        late = {"barrier": c.barrier, "recv": lambda: c.recv(t, src=1)}.get(what, lambda: c.all_reduce(t, group=group))
         began = time.monotonic()
         with pytest.raises(CollectiveTimeout, match=r"2 s.* rank 0|rank 0.* 2 s") as caught:
-            if what == "barrier":
-                c.barrier()
-            elif what == "recv":
-                c.recv(t, src=1)
-            else:
-                c.all_reduce(t, group=group)
+            late()
         assert 1.9 < time.monotonic() - began < 3.0
-        names = {"barrier": "barrier", "recv": "recv(", "sub-group": "'1: ranks 0, 1'", "all_reduce": "all_reduce(op=sum"}
+        names = {
+            "barrier": "barrier",
+            "recv": "recv(",
+            "sub-group": "'1: ranks 0, 1'",
+            "all_reduce": "all_reduce(op=sum",
+        }
         assert names[what] in str(caught.value)
         if what in ("all_reduce", "sub-group"):
             assert "no sign of rank 1" in str(caught.value)

@@ -33,7 +33,9 @@ def _barrier_with_a_late_rank() -> None:
             control.barrier()
         if control.rank == 0:
             began = time.monotonic()
-            with pytest.raises(CollectiveTimeout, match=r"barrier 21 timed out after 0.5 s on rank 0: rank 1 did not come"):
+            with pytest.raises(
+                CollectiveTimeout, match=r"barrier 21 timed out after 0.5 s on rank 0: rank 1 did not come"
+            ):
                 control.barrier(timeout=0.5)
             assert 0.4 < time.monotonic() - began < 5.0
         else:
@@ -77,7 +79,9 @@ def _objects(marker: str) -> None:
         assert control.broadcast_object(mine if control.rank else None, src=1)["rank"] == 1
         big, small = control.all_gather_object(b"x" * (5_000_000 if control.rank == 0 else 5))
         assert (len(big), len(small)) == (5_000_000, 5)
-        with pytest.raises(EncodingError if control.rank == 1 else CollectiveError, match="Marker" if control.rank == 1 else "rank 1"):
+        with pytest.raises(
+            EncodingError if control.rank == 1 else CollectiveError, match="Marker" if control.rank == 1 else "rank 1"
+        ):
             control.all_gather_object(_Marker(marker) if control.rank == 1 else 1)
         with pytest.raises(ArgumentError, match="src is 2"):
             control.broadcast_object(1, src=2)

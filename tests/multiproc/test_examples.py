@@ -22,7 +22,7 @@ from accel import _checkpoint
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 TINY_RESNET = ["--data", "synthetic", "--model", "resnet18", "--size", "8", "--batch", "4"]
-TINY_IMAGENET = ["--arch", "resnet18", "--size", "16", "--batch", "4", "--lr", "0.01"]
+TINY_IMAGENET = ["--arch", "resnet18", "--size", "40", "--batch", "4", "--lr", "0.01"]
 TINY_GPT = ["--layers", "1", "--heads", "2", "--width", "16", "--block", "8", "--batch", "2", "--eval-batches", "2"]
 
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -36,8 +37,7 @@ def _hang_here() -> None:
 
 def _hang_with_grandchild(path: str) -> None:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
-    with open(f"{path}/{os.environ['RANK']}", "w") as file:
-        file.write(f"{os.getpid()} {child.pid}")
+    (Path(path) / os.environ["RANK"]).write_text(f"{os.getpid()} {child.pid}")
     _hang_here()
 
 
@@ -77,7 +77,7 @@ def test_outcomes_tell_how_each_rank_ended() -> None:
     assert outcomes(_misbehave, 2, "hang", timeout=2.0)[1].kind == "hung"
 
 
-def test_nothing_is_left_running_after_a_hang(tmp_path) -> None:
+def test_nothing_is_left_running_after_a_hang(tmp_path: Path) -> None:
     with pytest.raises(RankFailure):
         run_ranks(_hang_with_grandchild, 2, str(tmp_path), timeout=2.0)
     pids = [int(pid) for rank in (0, 1) for pid in (tmp_path / str(rank)).read_text().split()]
@@ -90,8 +90,7 @@ def test_nothing_is_left_running_after_a_hang(tmp_path) -> None:
 def _alive(pid: int) -> bool:
     """Whether `pid` still runs; a killed orphan waits as a zombie for its new parent."""
     try:
-        with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
 

@@ -54,7 +54,7 @@ BASE: dict[str, Any] = {
         "repeats": {"value": 2, "unit": "repeats"},
         "warmup_steps": {"value": 3, "unit": "steps"},
         "clock": "time.perf_counter",
-        "loader_workers": {"value": 0, "unit": "processes"},
+        "loader_workers": {"value": 0, "unit": "workers"},
         "threads": {"value": 2, "unit": "threads"},
         "threads_source": "cores // local world size",
     },
@@ -159,7 +159,7 @@ def test_what_differs_inside_a_group_is_named() -> None:
     assert set(named) == {"threads", "numerics: matmul", "version: torch"}
     assert named["threads"] == {  # T74
         "#1": "2 threads (cores // local world size)",
-        "#2": "1 threads (OMP_NUM_THREADS)",
+        "#2": "1 thread (OMP_NUM_THREADS)",
     }
     assert "Differs inside this group" in terminal(report)
 

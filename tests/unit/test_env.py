@@ -41,12 +41,12 @@ def threads():
 @pytest.mark.usefixtures("threads")
 def test_threads_are_cores_over_local_ranks_unless_set(monkeypatch):  # T74
     monkeypatch.setattr(_threads, "available_cores", lambda: 8)
-    assert _threads.configure(2, {}) == (4, "cores // local world size")
+    assert _threads.configure(2, {}) == _threads.Threads(4, "cores // local world size")
     assert torch.get_num_threads() == 4
     assert _threads.configure(16, {}).count == 1
-    assert _threads.configure(2, {"ACCEL_NUM_THREADS": "3"}) == (3, "ACCEL_NUM_THREADS")
+    assert _threads.configure(2, {"ACCEL_NUM_THREADS": "3"}) == _threads.Threads(3, "ACCEL_NUM_THREADS")
     torch.set_num_threads(2)
-    assert _threads.configure(1, {"OMP_NUM_THREADS": "2"}) == (2, "OMP_NUM_THREADS")
+    assert _threads.configure(1, {"OMP_NUM_THREADS": "2"}) == _threads.Threads(2, "OMP_NUM_THREADS")
 
 
 @pytest.mark.usefixtures("threads")

@@ -1,4 +1,6 @@
-"""The dtype x op table: every cell's emulation gives what torch gives, for a full fabric and for one that knows two dtypes."""
+"""The dtype x op table: every cell's emulation gives what torch gives, for a full fabric and for one that knows two
+dtypes.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from accel_cpu.transport import CpuTransport
 
 GLOO = CpuTransport.native_reductions
 POOR: Mapping[str, frozenset[torch.dtype]] = {
-    op: frozenset({torch.float32, torch.int32}) if op in ("sum", "product") else frozenset({torch.int32}) for op in REDUCE_OPS[:1] + REDUCE_OPS[2:]
+    op: frozenset({torch.float32, torch.int32}) if op in ("sum", "product") else frozenset({torch.int32})
+    for op in REDUCE_OPS[:1] + REDUCE_OPS[2:]
 }
 NAN = float("nan")
 
@@ -41,7 +44,9 @@ def _reduce(plan: Plan, ranks: list[torch.Tensor]) -> torch.Tensor:
 
 @pytest.mark.parametrize("fabric", [GLOO, POOR], ids=["gloo", "poor"])
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.uint16], ids=str)
-def test_small_integers_wrap_as_torch_does(dtype: torch.dtype, fabric: Mapping[str, frozenset[torch.dtype]]) -> None:  # T46
+def test_small_integers_wrap_as_torch_does(
+    dtype: torch.dtype, fabric: Mapping[str, frozenset[torch.dtype]]
+) -> None:  # T46
     top = torch.iinfo(dtype).max
     values = [torch.tensor([top, 3, 0]).to(dtype), torch.tensor([top, 2, 1]).to(dtype)]
     expected = {
@@ -80,7 +85,9 @@ def test_mean_does_not_overflow_or_flush(dtype: torch.dtype) -> None:  # T05
         assert _reduce(reduction("mean", dtype, GLOO), [rank, rank]).equal(rank)
 
 
-@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint64], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint64], ids=str
+)
 def test_mean_of_integers_is_refused_for_every_fabric(dtype: torch.dtype) -> None:  # T06
     claims_mean = {"mean": frozenset(DTYPES)}
     for fabric in (GLOO, POOR, claims_mean):

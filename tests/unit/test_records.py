@@ -49,7 +49,7 @@ PLAIN: dict[str, Any] = {
         "repeats": {"value": 2, "unit": "repeats"},
         "warmup_steps": {"value": 1, "unit": "steps"},
         "clock": "time.perf_counter",
-        "loader_workers": {"value": 0, "unit": "processes"},
+        "loader_workers": {"value": 0, "unit": "workers"},
         "threads": {"value": 1, "unit": "threads"},
         "threads_source": "cores // local world size",
     },
@@ -112,6 +112,22 @@ def test_origin_of_a_figure_is_its_own_or_the_records() -> None:
     record = Record.from_plain(PLAIN)
     assert record.origin_of(record.results.throughput) == "measured"
     assert record.origin_of(record.results.peak_allocated) == "predicted"
+
+
+@pytest.mark.parametrize(
+    ("figure", "words"),
+    [
+        (Figure(1, "micro-batches"), "1 micro-batch"),
+        (Figure(2, "micro-batches"), "2 micro-batches"),
+        (Figure(1, "ranks"), "1 rank"),
+        (Figure(1, "s"), "1 s"),
+        (Figure(1, "images/s"), "1 images/s"),
+        (Figure(23528522, "parameters"), "23,528,522 parameters"),
+        (Figure(None, "bytes", reason="not given"), "unknown (not given)"),
+    ],
+)
+def test_a_figure_in_words_has_its_unit(figure: Figure, words: str) -> None:  # T26
+    assert figure.words() == words
 
 
 numbers = st.one_of(st.integers(0, 10**18), st.floats(0, 1e300))

@@ -1,4 +1,5 @@
-"""Which backends are listed, which one is chosen, and that a broken one harms nobody. Entry points are real ones on sys.path."""
+"""Which backends are listed, which one is chosen, and that a broken one harms nobody. Entry points are real ones on
+sys.path."""
 
 from __future__ import annotations
 
@@ -79,7 +80,9 @@ def test_every_built_in_backend_is_listed_with_a_reason():
 
 def test_unknown_name_lists_every_backend_and_the_nearest_match(monkeypatch):
     monkeypatch.setenv("ACCEL_BACKEND", "cudda")
-    with pytest.raises(BackendError, match="ACCEL_BACKEND='cudda' is not a registered backend; did you mean 'cuda'") as caught:
+    with pytest.raises(
+        BackendError, match="ACCEL_BACKEND='cudda' is not a registered backend; did you mean 'cuda'"
+    ) as caught:
         accel.get_backend()
     for name in ("cpu", "cuda", "npu (ascend)", "xla (tpu)"):
         assert name in str(caught.value)
@@ -106,7 +109,10 @@ def test_ascend_means_npu(monkeypatch):
 
 def test_hardware_present_with_unusable_software_is_an_error_not_cpu(tmp_path):
     device_file(tmp_path, "nvidia0")
-    with pytest.raises(BackendError, match=r"1 NVIDIA GPU\(s\) is present but cannot be used.*ACCEL_BACKEND=cpu to run on CPU on purpose"):
+    with pytest.raises(
+        BackendError,
+        match=r"1 NVIDIA GPU\(s\) is present but cannot be used.*ACCEL_BACKEND=cpu to run on CPU on purpose",
+    ):
         accel.get_backend()
     assert accel.get_backend("cpu").name == "cpu"
 
@@ -137,7 +143,9 @@ def test_npu_shim_that_patches_torch_cuda_is_still_an_npu(tmp_path, monkeypatch)
 
 def test_one_tpu_with_two_drivers_is_one_kind_of_hardware(tmp_path):
     device_file(tmp_path, "accel0")
-    with pytest.raises(BackendError, match=r"1 Google TPU chip\(s\) is present but cannot be used: (tpu|xla): .*; (tpu|xla): "):
+    with pytest.raises(
+        BackendError, match=r"1 Google TPU chip\(s\) is present but cannot be used: (tpu|xla): .*; (tpu|xla): "
+    ):
         registry.select()
 
 

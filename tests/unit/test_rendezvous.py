@@ -7,7 +7,14 @@ import pytest
 from accel import rendezvous
 from accel.errors import LaunchError
 
-FULL = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+FULL = {
+    "RANK": "1",
+    "WORLD_SIZE": "2",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29500",
+}
 
 
 def test_nothing_is_a_single_process():
@@ -34,7 +41,10 @@ def test_missing_local_rank_is_unknown_and_not_guessed():
         ({"RANK": "0", "WORLD_SIZE": "2"}, ["MASTER_ADDR is missing", "MASTER_PORT is missing"]),
         ({"MASTER_ADDR": "host"}, ["RANK is missing", "WORLD_SIZE is missing", "MASTER_PORT is missing"]),
         ({**FULL, "RANK": "2"}, ["RANK=2 is not below WORLD_SIZE=2"]),
-        ({**FULL, "RANK": "zero", "WORLD_SIZE": "-2"}, ["RANK='zero' is not a whole number", "WORLD_SIZE='-2' is not a whole number"]),
+        (
+            {**FULL, "RANK": "zero", "WORLD_SIZE": "-2"},
+            ["RANK='zero' is not a whole number", "WORLD_SIZE='-2' is not a whole number"],
+        ),
         ({**FULL, "WORLD_SIZE": "0"}, ["WORLD_SIZE=0"]),
         ({**FULL, "MASTER_PORT": "70000"}, ["MASTER_PORT=70000 is not a port"]),
         ({**FULL, "MASTER_PORT": "http"}, ["MASTER_PORT='http'"]),

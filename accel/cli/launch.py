@@ -1,0 +1,80 @@
+"""`accel launch`: start a script as several ranks, on this host or as this host's part of a job.
+
+torch's elastic agent starts, watches and ends the processes; it holds the store on a port that was free, so several
+jobs on one host do not meet. There are no restarts: when one rank fails the others are ended and its exit code is the
+command's.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import uuid
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from accel.errors import ArgumentError
+
+_BY_SIGNAL = 128  # a shell's exit code for "ended by signal n" is 128 + n
+
+
+def launch(
+    script: Annotated[str, typer.Argument(help="Python file to run, or a module with -m.")],
+    args: Annotated[list[str] | None, typer.Argument(help="Arguments of the script.")] = None,
+    nproc: Annotated[int, typer.Option("--nproc", "-n", help="Processes on this host; one a device.")] = 1,
+    nnodes: Annotated[int, typer.Option(help="Hosts of the job; each runs this command.")] = 1,
+    rendezvous: Annotated[str, typer.Option(help="HOST:PORT where the hosts meet; needed with --nnodes above 1.")] = "",
+    module: Annotated[bool, typer.Option("--module", "-m", help="SCRIPT is a module, as in python -m.")] = False,
+) -> None:
+    """Run SCRIPT as several processes that know of each other."""
+    for name, value in (("--nproc", nproc), ("--nnodes", nnodes)):
+        if value < 1:
+            raise ArgumentError(f"{name} is {value}; expected at least 1")
+    if not module and not Path(script).is_file():
+        raise ArgumentError(
+            f"script {script!r} is not a file; give the path of a Python file, or a module name with -m"
+        )
+    host, colon, port = rendezvous.rpartition(":")
+    if nnodes > 1 and not (host and colon and port.isdecimal()):
+        raise ArgumentError(f"--rendezvous is {rendezvous!r}; --nnodes {nnodes} needs HOST:PORT, the same on all hosts")
+    if nnodes == 1 and rendezvous:
+        raise ArgumentError(f"--rendezvous is {rendezvous!r}, but --nnodes is 1: a single host finds its own free port")
+    command = ["-u", *(["-m"] if module else []), script, *(args or [])]
+    raise typer.Exit(_run(command, nproc, nnodes, rendezvous))
+
+
+def _run(command: list[str], nproc: int, nnodes: int, rendezvous: str) -> int:
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    from accel._threads import available_cores
+
+    # torchrun would say 1, a bare spawn all cores: a CPU baseline must not depend on the launcher (T74).
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, available_cores() // nproc)))
+    with tempfile.TemporaryDirectory(prefix="accel-launch-") as logs:
+        config = LaunchConfig(
+            min_nodes=nnodes,
+            max_nodes=nnodes,
+            nproc_per_node=nproc,
+            run_id=rendezvous or uuid.uuid4().hex,
+            rdzv_backend="c10d",
+            rdzv_endpoint=rendezvous or "localhost:0",
+            local_addr="localhost" if nnodes == 1 else None,
+            logs_specs=DefaultLogsSpecs(log_dir=logs),
+            max_restarts=0,
+        )
+        try:
+            elastic_launch(config, sys.executable)(*command)
+        except ChildFailedError as error:
+            rank, failure = error.get_first_failure()
+            code = failure.exitcode
+            how = f"ended by {failure.signal_name()}" if code < 0 else f"exit code {code}"
+            print(f"accel launch: rank {rank} failed first: {how}; the others were ended", file=sys.stderr)  # noqa: T201
+            return _BY_SIGNAL - code if code < 0 else code
+        except SignalException as error:
+            return _BY_SIGNAL + int(error.sigval)
+    return 0
