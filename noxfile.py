@@ -161,7 +161,7 @@ def results(session: nox.Session) -> None:
 def compare(session: nox.Session) -> None:
     """Train ResNet-50 on real digits in every environment, and compare the records under results/."""
     for lane in LANES:
-        train = ("--data", "digits", "--epochs", "8", "--evaluate", "--out", "results")
+        train = ("--data", "digits", "--epochs", "5", "--evaluate", "--out", "results")
         run(session, lane, "-m", "accel", "bench", "resnet50", *train)
     run(session, "cpu", "-m", "accel", "compare", "results", "--html", "results/compare.html")
 

@@ -6,11 +6,9 @@ the scale, move the scheduler (only when stepped), zero the gradients, make buff
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
-
 from accel._gradsync import GradSync
 from accel._window import VANISHED, Window, parameters_of
 from accel.backend import Backend
@@ -92,8 +90,10 @@ class Boundary:
         self, optimizers: tuple[Any, ...], factor: float | torch.Tensor | None, everywhere: bool
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, bool]:
         """Unscale, rescale and clip; whether the step must be skipped."""
-        parameters = _unique(p for p in parameters_of(optimizers) if p.grad is not None)
-        grads = [p.grad for p in parameters if p.grad is not None]
+        parameters = [p for p in parameters_of(optimizers) if p.grad is not None]
+        if len(optimizers) > 1:  # a parameter that two of them hold counts once in the norm
+            parameters = list({id(p): p for p in parameters}.values())
+        grads = [p.grad for p in parameters]
         if not grads:
             raise WindowError(f"step() found no gradient at all: {VANISHED}")
         scaler, skipped, scale = self._scaler, False, None
@@ -102,7 +102,7 @@ class Boundary:
             found = scaler.unscale(grads, factor)
         elif factor is not None:
             torch._foreach_mul_(grads, factor)
-        norm = None if self._clip_norm is None else get_total_norm(grads)
+        norm = None if self._clip_norm is None else _total_norm(grads)
         if scaler is not None:
             if not everywhere:  # DDP's sum carries an inf to every rank by itself; rank-local gradients do not (T13)
                 self._collective.all_reduce(found, "max")
@@ -112,7 +112,7 @@ class Boundary:
                 named = ((self._names.get(id(p), "(not prepared)"), g) for p, g in zip(parameters, grads, strict=True))
                 scaler.check_skips(named, self.steps, self._collective.rank)
         if norm is not None and not skipped and self._clip_norm != float("inf"):
-            clip_grads_with_norm_(parameters, cast(float, self._clip_norm), norm)
+            torch._foreach_mul_(grads, torch.clamp(self._clip_norm / (norm + 1e-6), max=1.0))
         return norm, scale, skipped
 
     def _weight_factor(self) -> torch.Tensor:
@@ -123,7 +123,8 @@ class Boundary:
         """
         weight, device = self._window.weight, self._device.torch_device
         total = torch.as_tensor(weight, dtype=torch.float32, device=device).reshape(()).clone()
-        self._collective.all_reduce(total, "sum")
+        if not self._alone:
+            self._collective.all_reduce(total, "sum")
         return torch.where(total > 0, self._collective.world_size / total, torch.zeros_like(total))
 
 
@@ -136,6 +137,10 @@ def _check_scheduler(scheduler: Any) -> None:
             )
 
 
-def _unique(parameters: Any) -> list[torch.Tensor]:
-    """Without repeats: a tied weight, or one that two optimizers hold, counts once in the norm."""
-    return list({id(p): p for p in parameters}.values())
+def _total_norm(grads: list[Any]) -> torch.Tensor:
+    """2-norm over all gradients, as torch.nn.utils.get_total_norm gives it.
+
+    That function also sorts its tensors by device, which costs more than the norm where a model is small; here they are
+    on one device.
+    """
+    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))

@@ -74,9 +74,9 @@ def check_writable(path: str | os.PathLike[str]) -> None:
     """Raise `ArgumentError` when `save` could not write at `path`, as far as can be told without writing."""
     target = _target(path)
     try:
-        if os.path.lexists(target):
+        if _is_there(target):
             _refuse_occupied(target)
-        parent = next(folder for folder in target.parents if os.path.lexists(folder))
+        parent = next(folder for folder in target.parents if _is_there(folder))
         if not parent.is_dir():
             raise CheckpointError(f"{target} cannot be made, since {parent} is a file; choose another path")
         if not os.access(parent, os.W_OK | os.X_OK):
@@ -132,6 +132,15 @@ def latest(folder: str | os.PathLike[str]) -> Path | None:
 
 def _target(path: str | os.PathLike[str]) -> Path:
     return Path(os.path.realpath(path))  # a link to a checkpoint stands for it: renaming must not replace the link
+
+
+def _is_there(path: Path) -> bool:
+    """Whether `path` exists, be it a dangling link. Raises `OSError` where that may not be looked at."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
 
 
 def _files(objects: Mapping[str, Any], ranks: Mapping[int, Any]) -> dict[str, tuple[Any, dict[str, Any]]]:

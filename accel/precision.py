@@ -73,6 +73,7 @@ class Precision:
         self._capabilities = capabilities
         self._pool: list[torch.autocast] = []
         self.policy: str | None = None  # None until `apply`: the vendor's defaults are in force
+        self.autocast_dtype: torch.dtype | None = None  # None where the policy does not cast
         self.loss_scaling = "none"
 
     def apply(self, policy: str, deterministic: bool = False) -> None:
@@ -80,13 +81,14 @@ class Precision:
         self._capabilities.require(f"precision.{checked_policy(policy)}")
         self._numerics.apply(policy, deterministic)
         self.policy = policy
+        self.autocast_dtype = self._numerics.autocast_dtype(policy)
         if policy == "fp32":
             log.info('precision "fp32" is IEEE fp32 on every chip; "tf32" is faster where the chip has a fast fp32')
 
     def restore(self) -> None:
         """Put the vendor's switches back as they were before `apply`."""
         self._numerics.restore()
-        self.policy = None
+        self.policy = self.autocast_dtype = None
 
     def describe(self) -> dict[str, Any]:
         """The policy, and the switches as the vendor reports them now (not as we remember setting them)."""
@@ -99,18 +101,13 @@ class Precision:
             "switches": self._numerics.read(),
         }
 
-    @property
-    def autocast_dtype(self) -> torch.dtype | None:
-        return None if self.policy is None else self._numerics.autocast_dtype(self.policy)
-
     def autocast(self, enabled: bool = True) -> contextlib.AbstractContextManager[Any]:
         """A context in which operations compute in the policy's dtype; it only casts."""
-        dtype = self.autocast_dtype
-        if dtype is None:
+        if self.autocast_dtype is None:
             return _NO_CAST
         if not enabled:
-            return torch.autocast(self._numerics.device_type, dtype=dtype, enabled=False)
-        return _PooledAutocast(self._pool, self._numerics.device_type, dtype)
+            return torch.autocast(self._numerics.device_type, dtype=self.autocast_dtype, enabled=False)
+        return _PooledAutocast(self._pool, self._numerics.device_type, self.autocast_dtype)
 
 
 class _PooledAutocast:

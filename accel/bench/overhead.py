@@ -12,15 +12,17 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib.util
+import itertools
 import logging
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from rich.table import Table
 from torch import nn
 
 import accel
@@ -46,6 +48,20 @@ class Overhead:
         draw = random.Random(seed)
         medians = sorted(statistics.median(draw.choices(values, k=len(values))) for _ in range(2000))
         return statistics.median(values), medians[int(0.025 * 2000)], medians[int(0.975 * 2000)]
+
+
+def table(results: Sequence[Overhead]) -> Table:
+    """Microseconds a step, for the terminal: the native loop, and what each contender adds to it."""
+    shown = Table("precision", "ranks", "loop", "us a step", "95 % interval", title="Overhead of a training step")
+    for result in results:
+        head = (result.precision, str(result.world_size))
+        shown.add_row(*head, "native PyTorch", f"{statistics.median(result.native):.0f}", "")
+        for name in result.added:
+            middle, low, high = result.interval(name)
+            shown.add_row(*head, name, f"{middle:+.1f}", f"{low:+.1f} to {high:+.1f}")
+        for name, reason in result.missing.items():
+            shown.add_row(*head, name, "not run", reason)
+    return shown
 
 
 class TinyModel(nn.Module):
@@ -89,6 +105,9 @@ def measure(precision: str, *, repeats: int = 60, block: int = 100, seed: int = 
                 result.missing[name] = reason
         for loop in loops.values():
             loop(block)  # warm-up: optimizer state, thread pools, caches
+        gc.collect()
+        gc.freeze()  # what is alive now need not be looked at again before every block
+        stack.callback(gc.unfreeze)
         order, draw = list(loops), random.Random(seed)
         for _ in range(repeats):
             draw.shuffle(order)
@@ -125,9 +144,17 @@ def _model() -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 
 
-def _stream(batches: list[Any], steps: int) -> Iterator[Any]:
-    for i in range(steps):
-        yield batches[i % len(batches)]
+class _Stream:
+    """`steps` batches, with a length as a DataLoader has one."""
+
+    def __init__(self, batches: list[Any], steps: int) -> None:
+        self._batches, self._steps = batches, steps
+
+    def __len__(self) -> int:
+        return self._steps
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.islice(itertools.cycle(self._batches), self._steps)
 
 
 def _native(precision: str, batches: list[Any], session: Any) -> Loop:
@@ -142,7 +169,7 @@ def _native(precision: str, batches: list[Any], session: Any) -> Loop:
     criterion = nn.functional.cross_entropy
 
     def plain(steps: int) -> None:
-        for x, y in _stream(batches, steps):
+        for x, y in _Stream(batches, steps):
             loss = criterion(called(x), y)
             loss.backward()
             nn.utils.clip_grad_norm_(parameters, 1.0)
@@ -150,7 +177,7 @@ def _native(precision: str, batches: list[Any], session: Any) -> Loop:
             optimizer.zero_grad()
 
     def cast(steps: int) -> None:
-        for x, y in _stream(batches, steps):
+        for x, y in _Stream(batches, steps):
             with torch.autocast("cpu", dtype=dtype):
                 loss = criterion(called(x), y)
             loss.backward()
@@ -159,7 +186,7 @@ def _native(precision: str, batches: list[Any], session: Any) -> Loop:
             optimizer.zero_grad()
 
     def scaled(steps: int) -> None:
-        for x, y in _stream(batches, steps):
+        for x, y in _Stream(batches, steps):
             with torch.autocast("cpu", dtype=dtype):
                 loss = criterion(called(x), y)
             scaler.scale(loss).backward()
@@ -177,7 +204,7 @@ def _session(batches: list[Any], session: Any) -> Loop:
     criterion = nn.functional.cross_entropy
 
     def run(steps: int) -> None:
-        for x, y in session.batches(_stream(batches, steps)):
+        for x, y in session.batches(_Stream(batches, steps)):
             with session.autocast():
                 loss = criterion(model(x), y)
             session.backward(loss)
@@ -188,14 +215,16 @@ def _session(batches: list[Any], session: Any) -> Loop:
 
 def _accelerate(precision: str, batches: list[Any]) -> Loop:
     from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
 
+    AcceleratorState._reset_state(reset_partial_state=True)  # its state is global; an earlier precision would be kept
     words = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
     accelerator = Accelerator(cpu=True, mixed_precision=words[precision])
     model, optimizer = accelerator.prepare(*_model())
     criterion = nn.functional.cross_entropy
 
     def run(steps: int) -> None:
-        for x, y in _stream(batches, steps):
+        for x, y in _Stream(batches, steps):
             with accelerator.accumulate(model), accelerator.autocast():
                 loss = criterion(model(x), y)
             accelerator.backward(loss)
@@ -216,7 +245,7 @@ def _fabric(precision: str, batches: list[Any]) -> Loop:
     criterion = nn.functional.cross_entropy
 
     def run(steps: int) -> None:
-        for x, y in _stream(batches, steps):
+        for x, y in _Stream(batches, steps):
             with fabric.autocast():
                 loss = criterion(model(x), y)
             fabric.backward(loss)
@@ -225,7 +254,7 @@ def _fabric(precision: str, batches: list[Any]) -> Loop:
             optimizer.zero_grad()
 
     def without_cast(steps: int) -> None:
-        for x, y in _stream(batches, steps):
+        for x, y in _Stream(batches, steps):
             loss = criterion(model(x), y)
             fabric.backward(loss)
             fabric.clip_gradients(model, optimizer, max_norm=1.0)

@@ -34,6 +34,6 @@ def main() -> NoReturn:
     try:
         app()  # typer reports a wrong use itself, and exits with 2
     except AccelError as error:
-        print(f"accel: {error}", file=sys.stderr)  # noqa: T201
+        print(f"accel: {error.line}", file=sys.stderr)  # noqa: T201
         sys.exit(error.exit_code)
     sys.exit(0)

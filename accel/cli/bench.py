@@ -67,3 +67,48 @@ def resnet50(
     for warning in record.warnings:
         console.print(f"warning: {warning}", markup=False, highlight=False)
     console.print(f"record: {path}", markup=False, highlight=False, soft_wrap=True)
+
+
+@app.command()
+def overhead(
+    precision: Annotated[list[str] | None, typer.Option(help="fp32, bf16 or fp16; repeatable.")] = None,
+    nproc: Annotated[int, typer.Option(help="Processes on this host; above 1 only the Session is compared.")] = 1,
+    repeats: Annotated[int, typer.Option(help="Interleaved repeats, each giving one paired difference.")] = 60,
+    block: Annotated[int, typer.Option(help="Training steps timed in a row in each repeat.")] = 100,
+    limit: Annotated[float | None, typer.Option(help="Fail when accel's upper 95 % bound is above so many us.")] = None,
+) -> None:
+    """What a Session adds to a hand-written training step, beside HF Accelerate and Lightning Fabric where installed."""
+    import os
+
+    from accel.errors import ArgumentError
+
+    chosen = precision or ["fp32", "bf16", "fp16"]
+    if nproc < 1:
+        raise ArgumentError(f"--nproc {nproc}: expected an integer from 1")
+    if nproc > 1 and "RANK" not in os.environ:
+        from accel.cli.launch import run_ranks
+
+        words = [
+            "-m",
+            "accel",
+            "bench",
+            "overhead",
+            "--nproc",
+            str(nproc),
+            "--repeats",
+            str(repeats),
+            "--block",
+            str(block),
+        ]
+        raise typer.Exit(run_ranks([*words, *(w for p in chosen for w in ("--precision", p))], nproc))
+    from accel.bench.overhead import measure, table
+
+    results = [measure(p, repeats=repeats, block=block) for p in chosen]
+    if os.environ.get("RANK", "0") != "0":
+        return
+    rich.get_console().print(table(results))
+    above = [r for r in results if limit is not None and r.interval("accel")[2] > limit]
+    if above:
+        names = ", ".join(f"{r.precision} {r.interval('accel')[2]:.1f} us" for r in above)
+        rich.get_console().print(f"above the limit of {limit:g} us a step: {names}")
+        raise typer.Exit(1)

@@ -43,10 +43,11 @@ def launch(
     if nnodes == 1 and rendezvous:
         raise ArgumentError(f"--rendezvous is {rendezvous!r}, but --nnodes is 1: a single host finds its own free port")
     command = ["-u", *(["-m"] if module else []), script, *(args or [])]
-    raise typer.Exit(_run(command, nproc, nnodes, rendezvous))
+    raise typer.Exit(run_ranks(command, nproc, nnodes, rendezvous))
 
 
-def _run(command: list[str], nproc: int, nnodes: int, rendezvous: str) -> int:
+def run_ranks(command: list[str], nproc: int, nnodes: int = 1, rendezvous: str = "") -> int:
+    """Run `python COMMAND` as `nproc` ranks on this host; the exit code of the first that failed, or 0."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch

@@ -108,7 +108,8 @@ def test_help_loads_neither_torch_nor_a_vendor_package(installed: Path, argument
 def test_the_command_is_installed_and_does_the_same_as_the_module(installed: Path) -> None:
     command = run(installed.parent, installed.with_name("accel"), "--help").stdout
     module = run(installed.parent, installed, "-m", "accel", "--help").stdout
-    assert command.replace("python -m accel", "accel") == module.replace("python -m accel", "accel")
+    # Lines are padded to the length of the usage, which differs.
+    assert command.split() == module.replace("python -m accel", "accel").split()
 
 
 def test_built_in_backends_are_found_through_their_entry_points(installed: Path) -> None:
