@@ -6,9 +6,11 @@ the scale, move the scheduler (only when stepped), zero the gradients, make buff
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
+
 from accel._gradsync import GradSync
 from accel._window import VANISHED, Window, parameters_of
 from accel.backend import Backend
@@ -93,16 +95,17 @@ class Boundary:
         parameters = [p for p in parameters_of(optimizers) if p.grad is not None]
         if len(optimizers) > 1:  # a parameter that two of them hold counts once in the norm
             parameters = list({id(p): p for p in parameters}.values())
-        grads = [p.grad for p in parameters]
+        grads = [grad for p in parameters if (grad := p.grad) is not None]
         if not grads:
             raise WindowError(f"step() found no gradient at all: {VANISHED}")
-        scaler, skipped, scale = self._scaler, False, None
+        scaler, clip, skipped, scale = self._scaler, self._clip_norm, False, None
         if scaler is not None:
             scale = scaler.tensor.clone()
             found = scaler.unscale(grads, factor)
         elif factor is not None:
-            torch._foreach_mul_(grads, factor)
-        norm = None if self._clip_norm is None else _total_norm(grads)
+            multiply: Any = torch._foreach_mul_  # torch's stub does not name the form with a float
+            multiply(grads, factor)
+        norm = None if clip is None else _total_norm(grads)
         if scaler is not None:
             if not everywhere:  # DDP's sum carries an inf to every rank by itself; rank-local gradients do not (T13)
                 self._collective.all_reduce(found, "max")
@@ -111,8 +114,8 @@ class Boundary:
             if skipped:
                 named = ((self._names.get(id(p), "(not prepared)"), g) for p, g in zip(parameters, grads, strict=True))
                 scaler.check_skips(named, self.steps, self._collective.rank)
-        if norm is not None and not skipped and self._clip_norm != float("inf"):
-            torch._foreach_mul_(grads, torch.clamp(self._clip_norm / (norm + 1e-6), max=1.0))
+        if clip is not None and norm is not None and not skipped and not math.isinf(clip):
+            torch._foreach_mul_(grads, torch.clamp(clip / (norm + 1e-6), max=1.0))
         return norm, scale, skipped
 
     def _weight_factor(self) -> torch.Tensor:
@@ -143,4 +146,5 @@ def _total_norm(grads: list[Any]) -> torch.Tensor:
     That function also sorts its tensors by device, which costs more than the norm where a model is small; here they are
     on one device.
     """
-    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
+    norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
+    return norm

@@ -95,35 +95,33 @@ class Scaler:
             "dynamic": self.dynamic,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over a state written by `state_dict`. Raises `CheckpointError` for another schema or an unusable
-        scale.
-        """
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Raise `CheckpointError` for a state of another schema, a truncated one, or a scale that cannot be used."""
         if state.get("schema") != SCHEMA:
             raise CheckpointError(
                 f"the loss scaler's state has schema {state.get('schema')!r}; this version of accel reads {SCHEMA}"
             )
         missing = {"scale", "good_steps", "skips", "dynamic"} - set(state)
         if missing:
-            raise CheckpointError(
-                f"the loss scaler's state lacks {', '.join(sorted(missing))}: the checkpoint is truncated"
-            )
+            raise CheckpointError(f"the loss scaler's state lacks {', '.join(sorted(missing))}: it is truncated")
         scale = float(state["scale"])
         if not math.isfinite(scale) or scale < self.config.floor:
             raise CheckpointError(
                 f"the saved loss scale {scale!r} is not a finite number from floor={self.config.floor}"
             )
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over a state written by `state_dict`. Raises as `check_state` does."""
+        self.check_state(state)
         if bool(state["dynamic"]) != self.dynamic:
             saved = "dynamic" if state["dynamic"] else "static"
             log.warning(
-                "the checkpoint's loss scaling is %s and this run's is not; the run's own starts at %g",
-                saved,
-                self._scale,
+                "the saved loss scaling is %s, this run's is not: the run's own starts at %g", saved, self._scale
             )
             return
         self._good = int(state["good_steps"])
         self.skips = int(state["skips"])
-        self._set(scale)
+        self._set(float(state["scale"]))
 
     def _set(self, scale: float) -> None:
         self._scale = scale

@@ -1,7 +1,7 @@
 """`Session`: what a training script talks to - a facade over small private modules, one instance a process or thread.
 
 It owns the order of calls and nothing else: the window is `_window`, the end of a window `_boundary`, gradient sync
-`_gradsync`, the loop over data `_loader`, checkpoints `_saving` and `_checkpoint`, preparation `_prepare`. The hot
+`_gradsync`, the loop over data `_loader`, checkpoints `_persist`, preparation `_prepare`. The hot
 path (`autocast`, `backward`, `step`) wraps neither the model nor the optimizer nor the loader.
 """
 
@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from accel import _checkpoint, _loader, _prepare, _state
+from accel import _checkpoint, _loader, _prepare
 from accel._boundary import INSIDE_WINDOW, Boundary, StepResult
 from accel._gradsync import BUFFER_POLICIES, GradSync
 from accel._meter import Meter
+from accel._persist import Persistence
 from accel._sampler import ShardedSampler
-from accel._saving import Saver
 from accel._start import Start, init
 from accel._unwrap import unwrap
 from accel._window import Window, parameters_of
@@ -33,8 +33,6 @@ from accel.errors import AccelError, ArgumentError, WindowError
 __all__ = ["Lap", "Session", "StepResult", "init"]
 
 log = logging.getLogger("accel")
-
-SCALER = "accel-scaler"  # its name among a checkpoint's objects; no keyword argument can collide with it
 
 
 class Lap(NamedTuple):
@@ -68,7 +66,7 @@ class Session:
         self._optimizers: dict[int, torch.optim.Optimizer] = {}
         self._boundary = Boundary(start.backend, self._window, self._sync, self._scaler, start.clip_norm, self._names)
         self._batches = _loader.Batches(start.backend, start.control, self._begin, self._drop_window)
-        self._saver = Saver(start.control, start.timeout)
+        self._persistence = Persistence(start, self._batches, self._boundary)
         self.autocast = start.backend.precision.autocast  # only casts; bound here, since it is on the hot path
         self._micro_batches = 0
         self._lap = (0, time.perf_counter(), 0.0)
@@ -261,26 +259,10 @@ class Session:
         open window are not saved: its batches come again after `load`. Raises `CheckpointError`, leaving the previous
         checkpoint as it was.
         """
-        mine = {"rng": self.backend.device.rng_state(), "position": None}
-        if self._batches.position is not None:
-            mine["position"] = self._batches.position.state()
-        states: dict[str, Any] = {}
-        if self.is_main:
-            states = {name: _state.state_of(name, obj) for name, obj in objects.items()}
-            if self._scaler is not None:
-                states[SCALER] = self._scaler.state_dict()
-        meta = {
-            "world_size": self.world_size,
-            "backend": self.backend.name,
-            "device": str(self.device),
-            "steps": self._boundary.steps,
-        }
-        self._saver.save(path, states, mine, meta, self._micro_batches)
+        self._persistence.save(path, objects, self._micro_batches)
 
     def check_save(self, path: str | os.PathLike[str]) -> None:
-        """Raise `ArgumentError` now if `save(path)` could not write there later; to be asked before hours of
-        training.
-        """
+        """Raise `ArgumentError` now if `save(path)` could not write there after hours of training."""
         if self.is_main:
             _checkpoint.check_writable(path)
 
@@ -295,39 +277,7 @@ class Session:
             raise WindowError(
                 "load() inside an open window: call it before the loop, or after step() returned boundary=True"
             )
-        checkpoint = _checkpoint.read(path)
-        states = dict(checkpoint.objects)
-        scaler = states.pop(SCALER, None)
-        plain = _state.apply_states(objects, states)
-        if self._scaler is not None and scaler is not None:
-            self._scaler.load_state_dict(scaler)
-        elif self._scaler is not None:
-            log.warning(
-                "load(%s): it holds no loss scale (saved without fp16); this run starts at %g", path, self._scaler.scale
-            )
-        elif scaler is not None:
-            log.warning("load(%s): its loss scale is not used, since this run's precision needs none", path)
-        for note in self._load_rank(checkpoint):
-            log.warning("load(%s): %s", path, note)
-        return plain
-
-    def _load_rank(self, checkpoint: Any) -> list[str]:
-        mine = checkpoint.ranks.get(self.rank)
-        saved_world = checkpoint.meta.get("world_size")
-        notes = []
-        if saved_world != self.world_size:
-            notes.append(
-                f"saved with {saved_world} rank(s), loaded with {self.world_size}: a resumed epoch "
-                f"starts at its first batch"
-            )
-        if mine is None:
-            if self._seed is not None:  # a stream of its own, not the one this run began with
-                self.backend.device.seed(self._seed + self.rank + 1_000_003 * (checkpoint.meta.get("steps", 0) + 1))
-            return [*notes, f"it has no random state of rank {self.rank}; that rank's generators are seeded anew"]
-        notes += self.backend.device.set_rng_state(mine["rng"])
-        if saved_world == self.world_size:
-            self._batches.resume = mine["position"]
-        return notes
+        return self._persistence.load(path, objects)
 
     # -- the end ---------------------------------------------------------------------------------------------------
 

@@ -75,9 +75,9 @@ def overhead(
     nproc: Annotated[int, typer.Option(help="Processes on this host; above 1 only the Session is compared.")] = 1,
     repeats: Annotated[int, typer.Option(help="Interleaved repeats, each giving one paired difference.")] = 60,
     block: Annotated[int, typer.Option(help="Training steps timed in a row in each repeat.")] = 100,
-    limit: Annotated[float | None, typer.Option(help="Fail when accel's upper 95 % bound is above so many us.")] = None,
+    limit: Annotated[float | None, typer.Option(help="Fail when accel's upper bound is above these us.")] = None,
 ) -> None:
-    """What a Session adds to a hand-written training step, beside HF Accelerate and Lightning Fabric where installed."""
+    """What a Session adds to a hand-written training step, beside Accelerate and Fabric where installed."""
     import os
 
     from accel.errors import ArgumentError
