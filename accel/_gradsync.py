@@ -102,10 +102,8 @@ class DDPSync(GradSync):
 
     def wrap(self, model: nn.Module, *, buffers: str, unused_parameters: bool) -> nn.Module:
         if not any(p.requires_grad for p in model.parameters()):
-            raise ModelError(
-                "prepare(model): no parameter requires a gradient, so there is nothing to train; for "
-                "evaluation call it as it is"
-            )
+            self._broadcast([*model.parameters(), *model.buffers()])
+            return model  # a frozen model has no gradients to sum, and DDP refuses it
         device = self._device.torch_device
         ddp = nn.parallel.DistributedDataParallel(
             model,
@@ -114,11 +112,14 @@ class DDPSync(GradSync):
             gradient_as_bucket_view=True,
             **NO_BUFFERS_IN_FORWARD,
         )
-        everything = [b for b in model.buffers() if b.numel()]
-        if everything:
-            self._collective.broadcast_coalesced(everything, src=0)
+        self._broadcast(list(model.buffers()))
         self._models.append(_Synced(ddp, buffers))
         return ddp
+
+    def _broadcast(self, tensors: list[torch.Tensor]) -> None:
+        filled = [t.detach() for t in tensors if t.numel()]
+        if filled:
+            self._collective.broadcast_coalesced(filled, src=0)
 
     def arm(self, last: bool) -> None:
         for synced in self._models:

@@ -293,15 +293,14 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if (
-            exc is not None
-            and not isinstance(exc, (SystemExit, GeneratorExit))
-            and not self._closed
-            and not self._alone
-        ):
-            with contextlib.suppress(AccelError, RuntimeError):  # the exception on its way out matters more
-                self.backend.collective.abort(f"{type(exc).__name__}: {exc}")
-        self._close(failed=exc is not None)
+        left_cleanly = exc is None or (isinstance(exc, SystemExit) and exc.code in (None, 0))
+        if left_cleanly or self._closed:
+            self._close(failed=False)
+            return
+        with contextlib.suppress(AccelError, RuntimeError):  # the exception on its way out matters more
+            if not self._alone:
+                self.backend.collective.abort(f"{kind.__name__ if kind else 'exception'}: {exc}")
+            self._close(failed=True)
 
     def _close(self, failed: bool) -> None:
         if self._closed:
@@ -311,8 +310,10 @@ class Session:
             self._drop_window("the session was closed")
         self.backend.precision.restore()
         self._batches.close()
-        self.backend.collective.destroy()
-        self._control.close()
+        try:
+            self.backend.collective.destroy()
+        finally:
+            self._control.close()
 
     def _begin(self, final: bool) -> None:
         self._window.begin(final)

@@ -349,6 +349,37 @@ def test_statistics_are_equal_and_evaluation_needs_no_collective(ranks: RankPool
         assert first[2] is not None
 
 
+def _frozen(name: str) -> Any:
+    with init(name) as s:
+        teacher = convnet(seed=s.rank).requires_grad_(False)
+        called = s.prepare(teacher)
+        return [v.tolist() for v in values(called)]
+
+
+def test_frozen_model_becomes_rank_0s_too(ranks: RankPool, backend_name: str) -> None:
+    first, second = ranks.run(_frozen, backend_name)
+    assert first == second
+
+
+def _quits(name: str) -> str:
+    try:
+        with init(name, timeout=20.0) as s:
+            if s.rank == 1:
+                raise SystemExit(7)
+            s.backend.collective.all_reduce(torch.ones(1, device=s.device))
+    except CollectiveError as error:
+        return str(error)
+    except SystemExit:
+        return "quit"
+    return "nothing"
+
+
+def test_exit_with_an_error_code_on_one_rank_reaches_the_others(ranks: RankPool, backend_name: str) -> None:  # T39
+    first, second = ranks.run(_quits, backend_name)
+    assert second == "quit"
+    assert "rank 1" in first
+
+
 # -- data --------------------------------------------------------------------------------------------------------------
 
 
