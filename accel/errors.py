@@ -79,6 +79,8 @@ class LossScaleError(AccelError, RuntimeError):
 class CheckpointError(AccelError, RuntimeError):
     """A checkpoint is absent, incomplete, corrupt, foreign or does not fit the objects given."""
 
+    exit_code = 2
+
 
 class EncodingError(AccelError, TypeError):
     """An object holds something that the safe encoding does not carry (no pickle: plain data and tensors only)."""
