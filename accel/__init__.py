@@ -13,10 +13,11 @@ from accel import _env, errors
 from accel.errors import AccelError
 
 if TYPE_CHECKING:
+    from accel._init import init
     from accel.backend import Backend, BackendInfo
     from accel.precision import LossScale
     from accel.registry import backends, get_backend
-    from accel.session import Lap, Session, StepResult, init
+    from accel.session import Lap, Session, StepResult
 
 __version__ = "0.1.0"
 
@@ -43,7 +44,7 @@ _HOME = {
     "StepResult": "accel.session",
     "backends": "accel.registry",
     "get_backend": "accel.registry",
-    "init": "accel.session",
+    "init": "accel._init",
 }
 
 

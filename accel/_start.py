@@ -1,36 +1,15 @@
-"""`accel.init`: from arguments and environment to a `Session`.
-
-Everything that can be refused is refused before anything is changed; what was changed is put back when a later part
-fails.
-"""
+"""`Start`: what `accel.init` hands to a session and its parts."""
 
 from __future__ import annotations
 
-import logging
-import math
-import socket
-from dataclasses import dataclass, replace
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
 
-from accel import _env, _threads, registry, rendezvous
-from accel._gradsync import DDPSync, GradSync, NoSync
-from accel._store import connect
-from accel._timeout import seconds as checked_seconds
-from accel._window import checked_accumulate
+from accel._gradsync import GradSync
+from accel._threads import Threads
 from accel.backend import Backend
-from accel.collective import Collective
 from accel.control import ControlPlane
-from accel.errors import ArgumentError
-from accel.precision import LossScale, checked_policy
+from accel.rendezvous import Rendezvous
 from accel.scaler import Scaler
-
-if TYPE_CHECKING:
-    from accel.session import Session
-
-log = logging.getLogger("accel")
-
-CHECKS = ("first", "every", "off")
 
 
 @dataclass(frozen=True)
@@ -38,10 +17,10 @@ class Start:
     """What a session begins with."""
 
     backend: Backend
-    place: rendezvous.Rendezvous
+    place: Rendezvous
     local_rank: int
     local_world_size: int
-    threads: _threads.Threads
+    threads: Threads
     control: ControlPlane
     sync: GradSync
     scaler: Scaler | None
@@ -49,124 +28,3 @@ class Start:
     clip_norm: float | None
     seed: int | None
     timeout: float
-
-
-def init(
-    *,
-    backend: str | None = None,
-    precision: str = "fp32",
-    accumulate: int = 1,
-    clip_norm: float | None = None,
-    loss_scale: float | LossScale | None = None,
-    seed: int | None = 0,
-    timeout: float | timedelta = 600.0,
-    deterministic: bool = False,
-    check: str = "first",
-) -> Session:
-    """Start a session on the backend that `backend`, `ACCEL_BACKEND` or the hardware decides, and join the other ranks.
-
-    loss_scale: None dynamic, a float static, or `LossScale`; used under fp16 only. clip_norm: largest gradient norm,
-    `inf` only measures. seed: host and device generators get seed + rank; None leaves them alone. timeout: seconds
-    for every collective and barrier. check: "first" compares each new collective between ranks, "every" all of them,
-    "off" none.
-
-    Raises `ArgumentError`, `BackendError`, `UnsupportedError`, `LaunchError` or `CollectiveTimeout`.
-    """
-    from accel.session import Session
-
-    _env.set_log_level()
-    policy = checked_policy(precision)
-    checked_accumulate(accumulate)
-    clip_norm = _positive("clip_norm", clip_norm, infinite=True)
-    seconds = checked_seconds(timeout)
-    if check not in CHECKS:
-        raise ArgumentError(f"check={check!r}: expected one of {', '.join(CHECKS)}")
-    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63):
-        raise ArgumentError(f"seed={seed!r}: expected an integer from 0, or None to leave the generators alone")
-    if not isinstance(loss_scale, LossScale):
-        loss_scale = _positive("loss_scale", loss_scale, infinite=False)
-    for line in _env.unknown_settings():
-        log.warning("%s", line)
-    place = rendezvous.read()
-    chosen = registry.get_backend(backend)
-    chosen.capabilities().require(f"precision.{policy}")
-    control = ControlPlane(
-        connect(place, seconds) if place.world_size > 1 else None, place.rank, place.world_size, seconds
-    )
-    try:
-        local_rank, local_world_size = _local_place(place, control)
-        threads = _threads.configure(local_world_size)
-        chosen.device.set(_device_index(local_rank, chosen))
-        collective = Collective.connect(
-            chosen.transport, chosen.device, control, local_rank=local_rank, timeout=seconds, check=check
-        )
-        chosen = replace(chosen, collective=collective)
-        chosen.precision.apply(policy, deterministic)
-    except BaseException:
-        chosen.precision.restore()
-        chosen.collective.destroy()
-        control.close()
-        raise
-    scaler = None
-    if policy == "fp16":
-        scaler = Scaler(LossScale() if loss_scale is None else loss_scale, chosen.device.torch_device)
-        chosen.precision.loss_scaling = "dynamic" if scaler.dynamic else "static"
-    elif loss_scale is not None:
-        log.warning("loss_scale=%r is not used: precision %r needs no loss scaling", loss_scale, policy)
-    if seed is not None:
-        chosen.device.seed(seed + place.rank)
-    return Session(
-        Start(
-            backend=chosen,
-            place=place,
-            local_rank=local_rank,
-            local_world_size=local_world_size,
-            threads=threads,
-            control=control,
-            sync=NoSync() if place.world_size == 1 else DDPSync(chosen),
-            scaler=scaler,
-            accumulate=accumulate,
-            clip_norm=clip_norm,
-            seed=seed,
-            timeout=seconds,
-        )
-    )
-
-
-def _local_place(place: rendezvous.Rendezvous, control: ControlPlane) -> tuple[int, int]:
-    """Local rank and local world size; counted by host name where the launcher does not say them, never guessed from
-    the rank.
-    """
-    if place.local_rank is not None and place.local_world_size is not None:
-        return place.local_rank, place.local_world_size
-    hosts = control.all_gather_object(socket.gethostname())
-    same = [rank for rank, host in enumerate(hosts) if host == hosts[place.rank]]
-    return same.index(place.rank) if place.local_rank is None else place.local_rank, len(same)
-
-
-def _device_index(local_rank: int, backend: Backend) -> int:
-    """The device of this rank; a launcher that shows each process one device only makes it index 0 (T35)."""
-    count = backend.device.count()
-    if count == 1:
-        return 0
-    if local_rank >= count:
-        raise ArgumentError(
-            f"local rank {local_rank} has no device: {backend.name} shows {count} to this process; "
-            f"start at most {count} processes on this host"
-        )
-    return local_rank
-
-
-def _positive(name: str, value: Any, infinite: bool) -> float | None:
-    if value is None:
-        return None
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, (int, float))
-        or not value > 0
-        or (math.isinf(value) and not infinite)
-    ):
-        raise ArgumentError(
-            f"{name}={value!r}: expected a number above 0{' (inf only measures)' if infinite else ''}, or None"
-        )
-    return float(value)

@@ -25,12 +25,12 @@ from accel._gradsync import BUFFER_POLICIES, GradSync
 from accel._meter import Meter
 from accel._persist import Persistence
 from accel._sampler import ShardedSampler
-from accel._start import Start, init
+from accel._start import Start
 from accel._unwrap import unwrap
 from accel._window import Window, parameters_of
 from accel.errors import AccelError, ArgumentError, WindowError
 
-__all__ = ["Lap", "Session", "StepResult", "init"]
+__all__ = ["Lap", "Session", "StepResult"]
 
 log = logging.getLogger("accel")
 
