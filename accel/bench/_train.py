@@ -22,7 +22,7 @@ from accel.errors import DataError
 
 if TYPE_CHECKING:
     from accel._meter import Meter
-    from accel.bench.resnet50 import Options
+    from accel.bench._options import Options
     from accel.data import ImageDataset
     from accel.session import Session
 

@@ -1,13 +1,12 @@
 """`accel bench resnet50`: real training steps of a ResNet through a session, timed, and written as one record.
 
-Owns the options, their checks before anything runs, and the order of a run. Training is `_train`, timing `_timing`, and
+Owns the order of a run and the record. Options are `_options`, training is `_train`, timing `_timing`, and
 what the record says of the machine `_environment`.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from accel import records
+from accel.bench._options import Options
 from accel.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -24,42 +24,7 @@ if TYPE_CHECKING:
     from accel.bench._train import Trainer
     from accel.session import Session
 
-MODELS = ("resnet50", "resnet18")
 _POINTS = 50  # of the loss curve at most; each is one host read with the clock stopped
-
-
-@dataclass(frozen=True)
-class Options:
-    """What to run. Raises `ArgumentError` for a value that cannot be used."""
-
-    model: str = "resnet50"
-    data: str = "digits"  # or "synthetic", "folder:PATH"
-    size: int | None = None  # px; None: 32 for digits, 224 otherwise
-    batch: int = 32  # images a micro-batch on one device
-    accumulate: int = 1  # micro-batches an optimizer step
-    precision: str = "fp32"
-    steps: int | None = None  # timed optimizer steps in each repeat; None: 10, or what `epochs` gives
-    epochs: int | None = None  # passes over the data, warm-up included, instead of `steps`
-    warmup: int = 3  # untimed optimizer steps; extended while something compiles
-    repeats: int = 3
-    workers: int = 0  # data loading processes a rank
-    seed: int = 0
-    evaluate: bool = False  # accuracy on held-out data after the run
-
-    def __post_init__(self) -> None:
-        least = {"workers": 0, "seed": 0, "evaluate": 0}
-        for option in fields(self):
-            value = getattr(self, option.name)
-            if isinstance(value, int) and value < least.get(option.name, 1):
-                raise ArgumentError(f"{option.name} is {value}; expected at least {least.get(option.name, 1)}")
-        if self.model not in MODELS:
-            raise ArgumentError(f"model is {self.model!r}; expected one of {', '.join(MODELS)}")
-        if self.steps is not None and self.epochs is not None:
-            raise ArgumentError(f"steps is {self.steps} and epochs is {self.epochs}; give one of the two")
-        if self.data == "synthetic" and (self.epochs is not None or self.evaluate):
-            raise ArgumentError(
-                "synthetic data has no epochs and nothing to evaluate; use --data digits or folder:PATH"
-            )
 
 
 class Schedule(NamedTuple):

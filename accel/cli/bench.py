@@ -35,7 +35,8 @@ def resnet50(
     evaluate: Annotated[bool, typer.Option("--evaluate", help="Accuracy on held-out data after the run.")] = False,
 ) -> None:
     """Train ResNet-50 and time it: throughput, step times, loss curve, and accuracy with --evaluate."""
-    from accel.bench.resnet50 import Options, run
+    from accel.bench._options import Options
+    from accel.bench.resnet50 import run
     from accel.compare import show
 
     options = Options(

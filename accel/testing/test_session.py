@@ -599,6 +599,21 @@ def test_finished_epoch_is_not_repeated(start: Any, tmp_path: Any) -> None:
     assert len(second.seen) == 6
 
 
+def test_epoch_that_steps_cut_short_is_resumed_inside(start: Any, tmp_path: Any) -> None:
+    whole, first, second = Tracked(start), Tracked(start), Tracked(start)
+    whole.session.backend.device.seed(0)
+    whole.train(0)
+    first.session.backend.device.seed(0)
+    for x, y in first.session.batches(first.loader, epoch=0, steps=2):
+        first.seen.append(float(x.sum()))
+        first.session.backward(loss_of(first.model, x, y))
+        first.session.step(first.optimizer, scheduler=first.scheduler)
+    first.session.save(tmp_path / "c", **first.objects)
+    second.session.load(tmp_path / "c", **second.objects)
+    second.train(0)
+    assert first.seen + second.seen == whole.seen
+
+
 def test_batches_of_an_open_window_come_again(start: Any, tmp_path: Any) -> None:
     first = Tracked(start, accumulate=2)
     first.train(0, 3)  # one window done, one micro-batch of the next

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from accel import records
-from accel.bench.resnet50 import Options, run
+from accel.bench._options import Options
+from accel.bench.resnet50 import run
 from accel.errors import ArgumentError, DataError
 from accel.testing.ranks import run_ranks
 

@@ -1,0 +1,43 @@
+"""What `accel bench resnet50` can be asked for, checked before anything runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from accel.errors import ArgumentError
+
+MODELS = ("resnet50", "resnet18")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to run. Raises `ArgumentError` for a value that cannot be used."""
+
+    model: str = "resnet50"
+    data: str = "digits"  # or "synthetic", "folder:PATH"
+    size: int | None = None  # px; None: 32 for digits, 224 otherwise
+    batch: int = 32  # images a micro-batch on one device
+    accumulate: int = 1  # micro-batches an optimizer step
+    precision: str = "fp32"
+    steps: int | None = None  # timed optimizer steps in each repeat; None: 10, or what `epochs` gives
+    epochs: int | None = None  # passes over the data, warm-up included, instead of `steps`
+    warmup: int = 3  # untimed optimizer steps; extended while something compiles
+    repeats: int = 3
+    workers: int = 0  # data loading processes a rank
+    seed: int = 0
+    evaluate: bool = False  # accuracy on held-out data after the run
+
+    def __post_init__(self) -> None:
+        least = {"workers": 0, "seed": 0, "evaluate": 0}
+        for option in fields(self):
+            value = getattr(self, option.name)
+            if isinstance(value, int) and value < least.get(option.name, 1):
+                raise ArgumentError(f"{option.name} is {value}; expected at least {least.get(option.name, 1)}")
+        if self.model not in MODELS:
+            raise ArgumentError(f"model is {self.model!r}; expected one of {', '.join(MODELS)}")
+        if self.steps is not None and self.epochs is not None:
+            raise ArgumentError(f"steps is {self.steps} and epochs is {self.epochs}; give one of the two")
+        if self.data == "synthetic" and (self.epochs is not None or self.evaluate):
+            raise ArgumentError(
+                "synthetic data has no epochs and nothing to evaluate; use --data digits or folder:PATH"
+            )
