@@ -60,7 +60,11 @@ class XlaDevice(Device):
         xm.wait_device_ops()
 
     def flush(self) -> None:
+        state = xm.get_rng_state()
         torch_xla.sync()
+        # sync() moves the generator on (torch_xla 2.9). Put back, random numbers depend on what was drawn, not on where
+        # the graph was cut, and a run that saves a checkpoint goes on as one that does not (T52).
+        xm.set_rng_state(state)
 
     def seed(self, n: int) -> None:
         random.seed(n)
