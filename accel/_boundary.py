@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from accel._cuts import Cuts
 from accel._gradsync import GradSync
 from accel._window import VANISHED, Window, parameters_of
 from accel.backend import Backend
@@ -44,16 +45,17 @@ class Boundary:
         scaler: Scaler | None,
         clip_norm: float | None,
         names: dict[int, str],
+        cuts: Cuts | None,
     ) -> None:
         self._device = backend.device
         self._collective = backend.collective
-        self._lazy_flush = backend.device.flush if backend.kind == "lazy" else None
         self._alone = backend.collective.world_size == 1
         self._window = window
         self._sync = sync
         self._scaler = scaler
         self._clip_norm = clip_norm
         self._names = names  # of the prepared parameters, by id
+        self._cuts = cuts  # None on eager devices
         self.steps = 0  # boundaries reached
 
     def run(self, optimizers: tuple[Any, ...], scheduler: Any) -> StepResult:
@@ -64,6 +66,7 @@ class Boundary:
         self.steps += 1
         if not window.backwards:
             window.reset()
+            self._cut()
             return StepResult(True, False, False, None, None)
         everywhere = True if self._alone else self._sync.finish(list(parameters_of(optimizers)))
         factor = window.rescale() if not window.weighted else self._weight_factor()
@@ -84,9 +87,12 @@ class Boundary:
         if not self._alone:
             self._sync.sync_buffers()
         window.reset()
-        if self._lazy_flush is not None:
-            self._lazy_flush()
+        self._cut()
         return StepResult(True, not skipped, skipped, norm, scale)
+
+    def _cut(self) -> None:
+        if self._cuts is not None:
+            self._cuts.boundary(self.steps)
 
     def _finish_gradients(
         self, optimizers: tuple[Any, ...], factor: float | torch.Tensor | None, everywhere: bool

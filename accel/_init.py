@@ -69,6 +69,8 @@ def init(
     place = rendezvous.read()
     chosen = registry.get_backend(backend)
     chosen.capabilities().require(f"precision.{policy}")
+    if place.world_size > 1:
+        chosen.capabilities().require("collective.processes")
     control = ControlPlane(
         connect(place, seconds) if place.world_size > 1 else None, place.rank, place.world_size, seconds
     )

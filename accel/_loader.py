@@ -58,13 +58,19 @@ class Batches:
     """Makes the iterators of one session and keeps its position, its waiting time and what it dropped."""
 
     def __init__(
-        self, backend: Backend, control: ControlPlane, begin: Callable[[bool], None], drop: Callable[[str], None]
+        self,
+        backend: Backend,
+        control: ControlPlane,
+        begin: Callable[[bool], None],
+        drop: Callable[[str], None],
+        saw: Callable[[Any], None] | None = None,
     ) -> None:
         self._device = backend.device
         self._lazy = backend.kind == "lazy"
         self._control = control
         self._begin = begin  # tells the session that a micro-batch starts, and whether it is the last
         self._drop = drop  # tells it that the window that is open will not be finished
+        self._saw = saw  # is shown each training batch on a lazy device, which compiles once for each shape
         self.position: Position | None = None  # None until the first training pass
         self.resume: dict[str, Any] | None = None  # a loaded position that the next training pass takes up
         self.waited = 0.0  # seconds spent waiting for the loader
@@ -125,7 +131,7 @@ class Batches:
     def _run(
         self, ahead: Iterator[tuple[Any, bool]], position: Position, prefetch: int, cut: int | None
     ) -> Iterator[Any]:
-        begin, move, clock = self._begin, self._move, time.perf_counter
+        begin, saw, move, clock = self._begin, self._saw, self._move, time.perf_counter
         if not self._device.is_host and prefetch > 1:
             ahead, move = _copied_ahead(ahead, move, prefetch), _same
         while True:
@@ -137,6 +143,8 @@ class Batches:
             batch, final = item
             begin(final)
             position.taken += 1
+            if saw is not None:
+                saw(batch)
             yield move(batch)
         position.finished = position.taken != cut  # cut short by `steps`, the epoch has batches that nobody has seen
         self._drop("the loader ended")

@@ -23,7 +23,7 @@ class Meter:
         self._device = device.torch_device
         self._collective = collective
         self._dtype = dtype
-        self._sums: dict[str, torch.Tensor] = {}  # 0-dim, sum of weight * value
+        self._sums: dict[str, torch.Tensor] = {}  # one element each, sum of weight * value
         self._weights: dict[str, torch.Tensor] = {}
 
     def add(self, *, weight: Any = 1, **values: Any) -> None:
@@ -33,12 +33,10 @@ class Meter:
         weight = self._scalar("weight", weight)
         for name, given in values.items():
             value = self._scalar(name, given)
-            if name in self._sums:
-                self._sums[name] += weight * value
-                self._weights[name] += weight
-            else:
-                self._sums[name] = (weight * value).clone()
-                self._weights[name] = weight.clone()
+            if name not in self._sums:
+                self._sums[name], self._weights[name] = self._zero(), self._zero()
+            self._sums[name] += weight * value
+            self._weights[name] += weight
 
     def read(self, local: bool = False, reset: bool = False) -> dict[str, float]:
         """The mean of each name over all ranks (`local`: of this rank only). A name whose weights sum to 0 is NaN.
@@ -48,7 +46,7 @@ class Meter:
         names = list(self._sums)
         totals: dict[str, tuple[float, float]] = {}
         if names:
-            flat = torch.stack([self._sums[n] for n in names] + [self._weights[n] for n in names]).tolist()
+            flat = torch.cat([self._sums[n] for n in names] + [self._weights[n] for n in names]).tolist()
             totals = {name: (flat[i], flat[len(names) + i]) for i, name in enumerate(names)}
         parts = [totals] if local else self._collective.all_gather_object(totals)
         if reset:
@@ -61,6 +59,14 @@ class Meter:
             weight = math.fsum(w for _, w in present)
             means[name] = sum(s for s, _ in present) / weight if weight else math.nan
         return means
+
+    def _zero(self) -> torch.Tensor:
+        """A sum's beginning, made so that a lazy device records the first addition like any other (T59).
+
+        It has one dimension because torch_xla 2.9 gives equal 0-dim tensors one buffer, and one buffer fewer is another
+        graph.
+        """
+        return torch.zeros(1, dtype=self._dtype).to(self._device)
 
     def _scalar(self, name: str, value: Any) -> torch.Tensor:
         if isinstance(value, torch.Tensor):

@@ -32,6 +32,7 @@ class Persistence:
         self._saver = Saver(start.control, start.timeout)
 
     def save(self, path: str | os.PathLike[str], objects: dict[str, Any], micro_batches: int) -> None:
+        self._device.flush()  # one graph for all that is pending, not one a tensor when it is copied (T58)
         position = self._batches.position
         mine = {"rng": self._device.rng_state(), "position": None if position is None else position.state()}
         states: dict[str, Any] = {}

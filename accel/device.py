@@ -77,6 +77,10 @@ class Device(ABC):
     def counters(self) -> dict[str, int]:
         """`compiles` and `fallbacks` (operations run on the host) since the process started; 0 where there are none."""
 
+    def fallback_operations(self) -> list[str]:
+        """Names of the operations counted as `fallbacks`; none where every operation runs on the device."""
+        return []
+
     @abstractmethod
     def stream(self) -> Any:
         """A new stream. Raises `UnsupportedError` on lazy devices."""

@@ -21,6 +21,7 @@ from torch import nn
 
 from accel import _checkpoint, _loader, _prepare
 from accel._boundary import INSIDE_WINDOW, Boundary, StepResult
+from accel._cuts import Cuts
 from accel._gradsync import BUFFER_POLICIES, GradSync
 from accel._meter import Meter
 from accel._persist import Persistence
@@ -64,8 +65,12 @@ class Session:
         self._names: dict[int, str] = {}
         self._models: list[nn.Module] = []
         self._optimizers: dict[int, torch.optim.Optimizer] = {}
-        self._boundary = Boundary(start.backend, self._window, self._sync, self._scaler, start.clip_norm, self._names)
-        self._batches = _loader.Batches(start.backend, start.control, self._begin, self._drop_window)
+        self._cuts = Cuts(start.backend.device) if start.backend.kind == "lazy" else None
+        self._boundary = Boundary(
+            start.backend, self._window, self._sync, self._scaler, start.clip_norm, self._names, self._cuts
+        )
+        saw = None if self._cuts is None else self._cuts.saw
+        self._batches = _loader.Batches(start.backend, start.control, self._begin, self._drop_window, saw)
         self._persistence = Persistence(start, self._batches, self._boundary)
         self.autocast = start.backend.precision.autocast  # only casts; bound here, since it is on the hot path
         self._micro_batches = 0
@@ -204,6 +209,8 @@ class Session:
                 position.committed = position.taken
         else:
             window.defer(optimizers)
+            if self._cuts is not None:
+                self._cuts.inside()
             result = INSIDE_WINDOW
         if not self._alone:
             self._sync.arm(window.last)

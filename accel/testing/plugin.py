@@ -51,7 +51,15 @@ def start(backend_name: str) -> Iterator[Callable[..., Any]]:
 
 
 @pytest.fixture(scope="session")
-def ranks() -> Iterator[RankPool]:
-    """Two warm ranks; `ranks.run(function, *arguments)` calls a top-level function on both."""
+def ranks(backend_name: str) -> Iterator[RankPool]:
+    """Two warm ranks; `ranks.run(function, *arguments)` calls a top-level function on both.
+
+    Skips with the table's own reason on a backend without several processes.
+    """
+    import accel
+
+    cell = accel.get_backend(backend_name).capabilities()["collective.processes"]
+    if not cell.available:
+        pytest.skip(f"unsupported by the capability table: {cell.why}")
     with RankPool(2) as pool:
         yield pool

@@ -27,5 +27,6 @@ def capabilities(transport: Transport) -> CapabilityTable:
         "memory.snapshot": unsupported("torch keeps no allocation history of CPU tensors"),
         "prepare.compile": native("torch.compile with inductor; needs a C++ compiler"),
         "prepare.sync_batchnorm": unsupported("torch's SyncBatchNorm takes no CPU tensors"),
+        "collective.processes": native("gloo between processes, over TCP"),
     }
     return CapabilityTable("cpu", {**table, **cells(transport)})

@@ -3,6 +3,8 @@ sys.path."""
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
 import os
 import subprocess
 import sys
@@ -34,7 +36,8 @@ def register(tmp_path, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def clean(monkeypatch, tmp_path):
-    monkeypatch.delenv("ACCEL_BACKEND", raising=False)
+    for name in ("ACCEL_BACKEND", "PJRT_DEVICE", "TPU_LIBRARY_PATH"):
+        monkeypatch.delenv(name, raising=False)
     (tmp_path / "root").mkdir()
     monkeypatch.setattr(_probe, "ROOT", tmp_path / "root")
     _probe.import_error.cache_clear()
@@ -155,6 +158,103 @@ def test_tpu_on_the_pci_bus_is_found(tmp_path):
     (entry / "vendor").write_text("0x1ae0\n")
     (entry / "class").write_text("0x120000\n")
     assert info("xla").hardware == "1 Google TPU chip(s)"
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """Install a stand-in package, as far as detection looks: a module, and a distribution of a version."""
+    site = tmp_path / "site"
+    site.mkdir()
+    monkeypatch.syspath_prepend(str(site))
+
+    def add(name: str, version: str, source: str = "") -> None:
+        (site / f"{name}.py").write_text(source)
+        meta = site / f"{name}-{version}.dist-info"
+        meta.mkdir()
+        (meta / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+
+    return add
+
+
+def paired() -> str:
+    """A version of torch_xla that pairs with the torch that is installed."""
+    return importlib.metadata.version("torch").partition("+")[0]
+
+
+DEADLY = "raise SystemExit('torch_xla was imported')"
+
+
+@pytest.mark.parametrize("client", [None, "TPU", "tpu"])
+def test_torch_xla_without_a_tpu_is_not_usable_and_not_even_imported(package, monkeypatch, client):  # T32 (3)
+    package("torch_xla", paired(), DEADLY)
+    if client:
+        monkeypatch.setenv("PJRT_DEVICE", client)
+    assert not info("xla").usable
+    assert info("xla").origin is None
+    assert info("xla").reason.startswith("no TPU is present")
+    assert "PJRT_DEVICE=CPU runs XLA on the CPU on purpose" in info("xla").reason
+    assert accel.get_backend().name == "cpu"
+
+
+def test_xla_on_cpu_is_asked_for_by_name_and_never_measured(package, monkeypatch):
+    package("torch_xla", paired())
+    monkeypatch.setenv("PJRT_DEVICE", "cpu")
+    found = info("xla")
+    assert (found.usable, found.origin, found.hardware) == (True, "emulated", None)
+    assert found.reason.startswith("XLA on CPU, as PJRT_DEVICE=CPU asks")
+    assert found.versions["torch_xla"] == paired()
+    assert registry.select("tpu")[0].name == "xla"
+    assert registry.select()[0].name == "cpu"  # usable is not present
+
+
+def test_xla_on_cpu_needs_torch_xla(monkeypatch):
+    if importlib.util.find_spec("torch_xla") is not None:
+        pytest.fail("this test belongs to an environment without torch_xla")
+    monkeypatch.setenv("PJRT_DEVICE", "CPU")
+    assert info("xla").reason == "torch_xla is not installed; run `pip install accel-torch[xla]`"
+
+
+@pytest.mark.parametrize(
+    ("installed", "said"),
+    [
+        ((), "but torch_xla is not installed"),
+        (("torch_xla",), "but its driver libtpu is not installed"),
+        (("torch_xla", "libtpu"), None),
+    ],
+)
+def test_tpu_says_which_package_it_lacks(package, tmp_path, installed, said):
+    device_file(tmp_path, "accel0")
+    for name in installed:
+        package(name, paired())
+    found = info("xla")
+    assert found.hardware == "1 Google TPU chip(s)"
+    if said is None:
+        assert (found.usable, found.origin) == (True, "measured")
+        return
+    assert not found.usable
+    assert found.reason.startswith("1 Google TPU chip(s) is present, " + said)
+    assert "pip install" in found.reason
+
+
+def test_torch_and_torch_xla_of_different_minors_are_named_without_an_import(package, monkeypatch):
+    monkeypatch.setenv("PJRT_DEVICE", "CPU")
+    package("torch_xla", "2.4.0", DEADLY)
+    assert not info("xla").usable
+    assert "torch_xla 2.4.0 do not pair" in info("xla").reason
+    assert f"torch {importlib.metadata.version('torch')}" in info("xla").reason
+
+
+def test_torch_xla_that_cannot_be_imported_is_named(package, monkeypatch):
+    monkeypatch.setenv("PJRT_DEVICE", "CPU")
+    package("torch_xla", paired(), "raise ImportError('_XLAC.so: undefined symbol: _ZN5torch4lazy')")
+    with pytest.raises(BackendError, match="importing torch_xla fails: .*undefined symbol: _ZN5torch4lazy"):
+        registry.select("xla")
+
+
+def test_another_pjrt_client_is_refused(package, monkeypatch):
+    monkeypatch.setenv("PJRT_DEVICE", "CUDA")
+    package("torch_xla", paired(), DEADLY)
+    assert info("xla").reason.startswith("PJRT_DEVICE='CUDA': expected TPU, or CPU")
 
 
 def test_alias_goes_to_whichever_is_usable(register):

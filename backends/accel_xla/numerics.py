@@ -1,0 +1,78 @@
+"""The switch that decides how XLA multiplies fp32: passes in bf16 on a TPU, or enough of them for IEEE-like results.
+
+`torch_xla.backends.set_mat_mul_precision` covers matrix products and convolutions: "highest" is six bf16 passes on a
+TPU (about 22 bits), "default" one (torch_xla 2.9). Other clients compute fp32 in fp32 under both.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+from torch_xla import backends
+
+from accel.errors import UnsupportedError
+from accel.numerics import Numerics
+
+log = logging.getLogger("accel")
+
+NO_FP16 = "TPUs have no float16 units; use bf16, which needs no loss scaling"
+AUTOCAST = {"fp32": None, "tf32": None, "bf16": torch.bfloat16}
+# Precisions that sessions of this process had: torch_xla 2.9 looks compiled graphs up by their operations alone.
+_used: set[str] = set()
+
+
+class XlaNumerics(Numerics):
+    """The precision of matrix products, and torch's determinism."""
+
+    device_type = "xla"
+
+    def __init__(self) -> None:
+        self._found: str | None = None
+        self._found_deterministic = False
+
+    def apply(self, policy: str, deterministic: bool) -> None:
+        if policy not in AUTOCAST:
+            raise UnsupportedError(f"precision {policy!r} is unsupported on xla: {NO_FP16}")
+        if self._found is None:
+            self._found = backends.get_mat_mul_precision()
+            self._found_deterministic = torch.are_deterministic_algorithms_enabled()
+        precision = "default" if policy == "tf32" else "highest"
+        if _used - {precision}:
+            log.warning(
+                "precision %r sets matrix products to %r, but this process has run under %r and torch_xla finds graphs "
+                "compiled then again: start a new process for figures that you compare",
+                policy, precision, ", ".join(sorted(_used - {precision})),
+            )  # fmt: skip
+        _used.add(precision)
+        _set(precision)
+        torch.use_deterministic_algorithms(deterministic)
+
+    def read(self) -> dict[str, str]:
+        return {
+            "mat_mul_precision": backends.get_mat_mul_precision(),
+            "deterministic_algorithms": str(torch.are_deterministic_algorithms_enabled()),
+        }
+
+    def restore(self) -> None:
+        if self._found is None:
+            return
+        _set(self._found)
+        torch.use_deterministic_algorithms(self._found_deterministic)
+        self._found = None
+
+    def autocast_dtype(self, policy: str) -> torch.dtype | None:
+        return AUTOCAST[policy]
+
+
+def _set(precision: str) -> None:
+    """Set the precision without torch_xla's blanket warning against setting it twice; `apply` says what is true."""
+    if backends.get_mat_mul_precision() == precision:
+        return
+    theirs = logging.getLogger(backends.__name__)
+    before = theirs.level
+    theirs.setLevel(logging.ERROR)
+    try:
+        backends.set_mat_mul_precision(precision)
+    finally:
+        theirs.setLevel(before)

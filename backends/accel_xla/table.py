@@ -1,0 +1,33 @@
+"""What torch_xla does natively, what is emulated and what it cannot do; the collectives' cells come from the lowering
+itself.
+"""
+
+from __future__ import annotations
+
+from accel._lowering import cells
+from accel.capabilities import Capability, CapabilityTable, native, unsupported
+from accel.transport import Transport
+from accel_xla.memory import NO_ALLOCATOR, NO_FIGURES
+from accel_xla.numerics import NO_FP16
+from accel_xla.transport import ONE_PROCESS
+
+
+def capabilities(transport: Transport, client: str) -> CapabilityTable:
+    """`client`: the PJRT client that runs the graphs, "TPU" or "CPU"."""
+    counted = client != "CPU"
+    table: dict[str, Capability] = {
+        "precision.fp32": native("matrix products and convolutions at precision 'highest': six bf16 passes on a TPU"),
+        "precision.tf32": native("matrix products and convolutions at precision 'default': one bf16 pass on a TPU"),
+        "precision.bf16": native("torch.autocast to bfloat16; what is not cast computes as under fp32"),
+        "precision.fp16": unsupported(NO_FP16),
+        "device.stream": unsupported("a lazy device orders work by its graph"),
+        "device.event": unsupported("a lazy device has no streams"),
+        "memory.allocated": native("live bytes of PJRT's client") if counted else unsupported(NO_FIGURES),
+        "memory.reserved": unsupported(NO_ALLOCATOR if counted else NO_FIGURES),
+        "memory.peak_reset": unsupported("PJRT's peak is that of the process"),
+        "memory.snapshot": unsupported("PJRT keeps no allocation history in torch's format"),
+        "prepare.compile": unsupported("each step is compiled as one graph already; torch.compile would cut it"),
+        "prepare.sync_batchnorm": unsupported("torch's SyncBatchNorm takes CUDA tensors only"),
+        "collective.processes": unsupported(ONE_PROCESS),
+    }
+    return CapabilityTable("xla", {**table, **cells(transport)})

@@ -1,0 +1,163 @@
+"""What a lazy device could get wrong: random numbers, timing, checkpoints, switches, other processes."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import accel
+from accel.bench import _timing
+from accel.errors import UnsupportedError
+from accel.testing.models import data, mlp, sgd, values
+
+
+def test_the_backend_says_that_it_is_no_tpu(backend):
+    (info,) = [one for one in accel.backends() if one.name == "xla"]
+    assert info.usable
+    assert info.origin == backend.origin == "emulated"
+    assert "not how a TPU does" in info.reason
+    assert info.hardware is None
+    assert backend.device.properties().name == "XLA on CPU"
+
+
+def test_importing_accel_loads_neither_torch_nor_torch_xla():
+    code = "import accel, sys; accel.__version__; print(sorted({'torch', 'torch_xla'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+# -- random numbers ----------------------------------------------------------------------------------------------------
+
+
+def test_random_numbers_differ_between_steps_and_not_with_the_cuts(backend):  # T61
+    device = backend.device
+
+    def draws(cut):
+        device.seed(11)
+        found = []
+        for _ in range(4):
+            found.append(nn.functional.dropout(torch.ones(32, device=device.torch_device)))
+            if cut:
+                device.flush()
+        return [one.cpu() for one in found]
+
+    one_graph, many = draws(False), draws(True)
+    assert all(torch.equal(a, b) for a, b in zip(one_graph, many, strict=True))
+    assert not any(torch.equal(a, b) for a, b in itertools.pairwise(many))
+
+
+def test_random_state_is_a_plain_number(backend):  # T52
+    assert type(backend.device.rng_state()["xla"]) is int
+
+
+# -- timing ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_timed_step_has_run_and_compilation_is_warm_up(backend, runs):  # T29
+    """The step only records; it is new in its first four calls, so that one step of warm-up is not enough."""
+    device = backend.device
+    x = torch.randn(64, 64, device=device.torch_device)
+    device.flush()
+    calls, ran, kept = 0, [], []
+
+    def step():
+        nonlocal calls
+        calls += 1
+        y = x
+        for _ in range(max(1, 5 - calls)):
+            y = y @ x
+        kept[:] = [y]
+        before = runs()
+        ran.append(before)
+        return 64
+
+    timing = _timing.measure(step, device, steps=3, repeats=2, warmup=1)
+    assert len(timing.warmup) == 5
+    assert len(timing.compiling) == 4
+    assert timing.warnings == []
+    assert [b - a for a, b in itertools.pairwise(ran)] == [1] * (calls - 1)  # each had run when the next began
+    assert calls == 5 + 6
+
+
+# -- checkpoints -------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_pending_is_saved_with_its_value(start, tmp_path):  # T58
+    session = start()
+    called, optimizer = session.prepare(model := mlp(), sgd(model, momentum=0.9))
+    for x, y in session.batches([data(8)] * 2):
+        session.backward(nn.functional.mse_loss(called(x), y))
+        session.step(optimizer)
+    average = session.unwrap(called)[0].weight.detach() * 0.5  # recorded, not run
+    with torch.no_grad():
+        session.unwrap(called)[0].bias.add_(1.0)
+    expected = values(session.unwrap(called))
+    session.save(tmp_path / "c", model=called, optimizer=optimizer, average=average)
+    other = start()
+    loaded, fresh = other.prepare(again := mlp(7), sgd(again, momentum=0.9))
+    plain = other.load(tmp_path / "c", model=loaded, optimizer=fresh)
+    assert plain["average"].device.type == "cpu"
+    assert torch.equal(plain["average"], expected[0] * 0.5)
+    assert all(torch.equal(a, b) for a, b in zip(values(other.unwrap(loaded)), expected, strict=True))
+    buffers = [fresh.state[p]["momentum_buffer"] for g in fresh.param_groups for p in g["params"]]
+    assert {b.device.type for b in buffers} == {"xla"}
+
+
+# -- collectives -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("op", ["sum", "mean", "max"])
+def test_all_reduce_of_one_rank_is_in_place(start, op):  # T23
+    session = start()
+    t = torch.arange(3.0, device=session.device)
+    assert session.backend.collective.all_reduce(t, op).result() is t
+    assert t.tolist() == [0, 1, 2]
+
+
+def test_processes_that_would_not_communicate_are_refused(monkeypatch):
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "1")  # nobody listens: it must not come to a connection
+    with pytest.raises(UnsupportedError, match="collective.processes is unsupported on backend 'xla'.*train apart"):
+        accel.init(backend="xla", timeout=5.0)
+
+
+# -- numerics ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("policy", "precision"), [("fp32", "highest"), ("tf32", "default"), ("bf16", "highest")])
+def test_policy_sets_the_precision_of_matrix_products(start, policy, precision):
+    assert start(precision=policy).backend.precision.describe()["switches"]["mat_mul_precision"] == precision
+
+
+def test_a_second_precision_in_one_process_is_warned_of(start, monkeypatch, caplog):
+    """torch_xla finds a compiled graph again whatever the precision is now."""
+    from accel_xla import numerics
+
+    monkeypatch.setattr(numerics, "_used", set())
+    start(precision="fp32").close()
+    start(precision="bf16").close()
+    assert "start a new process" not in caplog.text
+    start(precision="tf32").close()
+    assert "has run under 'highest'" in caplog.text
+
+
+def test_the_graph_is_found_again_whatever_the_precision(start, compiles):
+    """Why the warning above is there; when torch_xla tells such graphs apart, both can go."""
+    counted = []
+    for policy in ("fp32", "tf32"):
+        session = start(precision=policy)
+        x = torch.ones(5, 7, device=session.device)
+        session.backend.device.flush()
+        kept = x @ x.T
+        session.backend.device.flush()
+        counted.append(compiles())
+        session.close()
+        assert kept.shape == (5, 5)
+    assert counted[0] == counted[1] > 0
