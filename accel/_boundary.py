@@ -1,7 +1,7 @@
 """The end of a window: the one place where gradients become a step.
 
 In this order and nowhere else: reduce what is not yet reduced, unscale, clip, agree on overflow, step or skip, move
-the scale, move the scheduler (only when stepped), zero the gradients, make buffers equal, cut.
+the scale, move the scheduler (only when stepped), zero all gradients of the session, make buffers equal, cut.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ class Boundary:
         scaler: Scaler | None,
         clip_norm: float | None,
         names: dict[int, str],
+        prepared: dict[int, torch.optim.Optimizer],
         cuts: Cuts | None,
     ) -> None:
         self._device = backend.device
@@ -55,6 +56,7 @@ class Boundary:
         self._scaler = scaler
         self._clip_norm = clip_norm
         self._names = names  # of the prepared parameters, by id
+        self._prepared = prepared  # every optimizer of the session, by id
         self._cuts = cuts  # None on eager devices
         self.steps = 0  # boundaries reached
 
@@ -64,11 +66,11 @@ class Boundary:
         window = self._window
         window.end_micro_batch(optimizers)
         self.steps += 1
-        if not window.backwards:
-            window.reset()
+        everywhere = True if self._alone else self._sync.finish(list(parameters_of(optimizers)))
+        if not window.backwards and not any(p.grad is not None for p in parameters_of(optimizers)):
+            window.reset()  # no rank has called backward in this window
             self._cut()
             return StepResult(True, False, False, None, None)
-        everywhere = True if self._alone else self._sync.finish(list(parameters_of(optimizers)))
         factor = window.rescale() if not window.weighted else self._weight_factor()
         norm, scale, skipped = None, None, False
         if self._scaler is None and self._clip_norm is None and factor is None:
@@ -82,7 +84,9 @@ class Boundary:
             if scheduler is not None:
                 for one in scheduler if isinstance(scheduler, (list, tuple)) else (scheduler,):
                     one.step()
-        for optimizer in optimizers:
+        for (
+            optimizer
+        ) in self._prepared.values():  # those of other optimizers too: a loss leaves gradients in all it used
             optimizer.zero_grad(set_to_none=True)
         if not self._alone:
             self._sync.sync_buffers()

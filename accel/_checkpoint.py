@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,7 +72,7 @@ def save(
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:
-    """Raise `ArgumentError` when `save` could not write at `path`, as far as can be told without writing."""
+    """Raise `ArgumentError` when `save` could not write at `path`; an empty folder is made beside it and removed."""
     target = _target(path)
     try:
         if _is_there(target):
@@ -79,8 +80,7 @@ def check_writable(path: str | os.PathLike[str]) -> None:
         parent = next(folder for folder in target.parents if _is_there(folder))
         if not parent.is_dir():
             raise CheckpointError(f"{target} cannot be made, since {parent} is a file; choose another path")
-        if not os.access(parent, os.W_OK | os.X_OK):
-            raise CheckpointError(f"{target} cannot be written: no permission in {parent}; choose another path")
+        Path(tempfile.mkdtemp(prefix=".accel-check-", dir=parent)).rmdir()  # permission bits say too little
     except OSError as exc:
         raise ArgumentError(f"{target} cannot be written ({exc}); check permissions, or choose another path") from exc
     except CheckpointError as exc:

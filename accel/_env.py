@@ -49,12 +49,12 @@ def integer(name: str, environ: Mapping[str, str] = os.environ) -> int | None:
 
 def set_log_level(environ: Mapping[str, str] = os.environ) -> None:
     """Apply ACCEL_LOG_LEVEL to the `accel` logger; leaves logging as it is when unset."""
-    text = environ.get("ACCEL_LOG_LEVEL", "").strip().upper()
-    if not text:
+    text = environ.get("ACCEL_LOG_LEVEL", "")
+    if not text.strip():
         return
-    if text not in ("DEBUG", "INFO", "WARNING", "ERROR"):
+    if text.strip().upper() not in ("DEBUG", "INFO", "WARNING", "ERROR"):
         raise ArgumentError(f"ACCEL_LOG_LEVEL={text!r}: expected DEBUG, INFO, WARNING or ERROR")
-    log.setLevel(text)
+    log.setLevel(text.strip().upper())
     if not log.hasHandlers():
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))

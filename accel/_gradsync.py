@@ -14,12 +14,18 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed import DistError
 
+from accel._wait import failure
 from accel.backend import Backend
 from accel.collective import Collective
-from accel.errors import ModelError
+from accel.control import ControlPlane
+from accel.errors import CollectiveError, CollectiveTimeout, ModelError
 
 BUFFER_POLICIES = ("rank0", "mean", "local")
+
+# Words by which a fabric's own errors are told from those of the user's graph; gloo raises plain RuntimeErrors.
+FABRIC = ("gloo", "NCCL", "HCCL", "Connection closed by peer", "Connection reset by peer")
 
 # DDP broadcasts buffers in forward, which hangs an evaluation on one rank (T44). torch 2.13 renamed the switch.
 _SWITCH = "forward_sync_buffers"
@@ -40,7 +46,12 @@ class GradSync(ABC):
         """Before a forward: whether its backward ends the window, so that it reduces."""
 
     @abstractmethod
-    def after_backward(self) -> None: ...
+    def backward(self, loss: torch.Tensor) -> None:
+        """`loss.backward()`; raises `CollectiveError` where the reduction inside it fails."""
+
+    def explained(self, error: RuntimeError) -> CollectiveError | None:
+        """Accel's error for one that the fabric raised inside a forward or backward; None for any other."""
+        return None
 
     @abstractmethod
     def finish(self, parameters: Sequence[torch.Tensor]) -> bool:
@@ -60,8 +71,8 @@ class NoSync(GradSync):
     def arm(self, last: bool) -> None:
         pass
 
-    def after_backward(self) -> None:
-        pass
+    def backward(self, loss: torch.Tensor) -> None:
+        loss.backward()
 
     def finish(self, parameters: Sequence[torch.Tensor]) -> bool:
         return True
@@ -73,14 +84,16 @@ class NoSync(GradSync):
 class _Synced:
     """One model under DDP, and how far its gradients are reduced in this window."""
 
-    def __init__(self, ddp: nn.parallel.DistributedDataParallel, buffers: str) -> None:
+    def __init__(self, ddp: nn.parallel.DistributedDataParallel, buffers: str, unused_allowed: bool) -> None:
         self.ddp = ddp
+        self.unused_allowed = unused_allowed
         self.forwards = 0  # in this micro-batch, whose backward reduces
-        self.last_backward = 0  # value of `forwards` at the last backward
+        self.reduced = 0  # how many of them a backward has followed
         self.again = False  # a backward ran that DDP did not reduce
         ignored = ddp.parameters_to_ignore  # names the user excluded from DDP: they stay rank-local
         named = list(ddp.module.named_parameters())
         self.parameters = [p for name, p in named if p.requires_grad and name not in ignored]
+        self.frozen = [p for name, p in named if not p.requires_grad and name not in ignored]  # may be unfrozen later
         self.local = {id(p) for name, p in named if p.requires_grad and name in ignored}
         self.buffers = [] if buffers == "local" else [b for b in ddp.module.buffers() if b.numel()]
         self.mean = buffers == "mean"
@@ -95,8 +108,10 @@ class _Synced:
 class DDPSync(GradSync):
     """Gradients by torch's DistributedDataParallel on an eager backend's process group."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, control: ControlPlane) -> None:
         self._device = backend.device
+        self._control = control
+        self._names: dict[int, str] = {}
         self._collective: Collective = backend.collective
         self._models: list[_Synced] = []
 
@@ -113,7 +128,8 @@ class DDPSync(GradSync):
             **NO_BUFFERS_IN_FORWARD,
         )
         self._broadcast(list(model.buffers()))
-        self._models.append(_Synced(ddp, buffers))
+        self._models.append(_Synced(ddp, buffers, unused_parameters))
+        self._names.update({id(p): name for name, p in model.named_parameters()})
         return ddp
 
     def _broadcast(self, tensors: list[torch.Tensor]) -> None:
@@ -124,31 +140,70 @@ class DDPSync(GradSync):
     def arm(self, last: bool) -> None:
         for synced in self._models:
             synced.ddp.require_backward_grad_sync = last
-            synced.forwards = synced.last_backward = 0
+            synced.forwards = synced.reduced = 0
             synced.again = False
 
-    def after_backward(self) -> None:
+    def backward(self, loss: torch.Tensor) -> None:
+        try:
+            loss.backward()
+        except RuntimeError as error:
+            known = self.explained(error)
+            if known is None:
+                raise
+            raise known from error
         for synced in self._models:
-            synced.again |= synced.ddp.require_backward_grad_sync and synced.forwards == synced.last_backward
-            synced.last_backward = synced.forwards
+            synced.again |= synced.ddp.require_backward_grad_sync and synced.forwards == synced.reduced
+            synced.reduced = synced.forwards
+
+    def explained(self, error: RuntimeError) -> CollectiveError | None:
+        if not isinstance(error, DistError) and not any(word in str(error) for word in FABRIC):
+            return None
+        try:
+            self._control.check_abort()  # a rank that gave up says why
+        except CollectiveError as known:
+            return known
+        return failure(error, f"the reduction of gradients on rank {self._control.rank}")
 
     def finish(self, parameters: Sequence[torch.Tensor]) -> bool:
         wanted = {id(p) for p in parameters}
         equal = True
         for synced in self._models:
             mine = [p for p in synced.parameters if id(p) in wanted]
-            if mine and (synced.again or not synced.forwards):
-                self._reduce(mine)
+            late = [p for p in synced.frozen if p.requires_grad and id(p) in wanted]
+            if mine and (synced.again or not synced.reduced):
+                self._reduce(mine + late)
+            else:
+                if not synced.unused_allowed:
+                    self._check_complete(mine)
+                if late:
+                    self._reduce(late)
             equal = equal and not (synced.local & wanted)
         return equal
 
+    def _check_complete(self, parameters: list[torch.Tensor]) -> None:
+        """DDP leaves the bucket of a parameter without a gradient unreduced, and says so one forward later."""
+        for p in parameters:
+            if p.grad is None:
+                raise ModelError(
+                    f"parameter {self._names.get(id(p))!r} got no gradient in this step: the loss does not "
+                    f"depend on it, or it "
+                    "was frozen after prepare. Call prepare(..., unused_parameters=True), or freeze it before prepare"
+                )
+
     def _reduce(self, parameters: list[torch.Tensor]) -> None:
-        """Average gradients ourselves. A parameter without a gradient on some ranks counts as zero there, on all as
-        none.
-        """
+        """Average gradients ourselves: a missing one counts as zero, one that is missing on all ranks stays missing."""
         have = [p.grad is not None for p in parameters]
-        anywhere = [any(column) for column in zip(*self._collective.all_gather_object(have), strict=True)]
-        used = [p for p, some in zip(parameters, anywhere, strict=True) if some]
+        try:
+            sides = self._collective.all_gather_object(have)
+        except CollectiveTimeout as error:
+            raise CollectiveTimeout(
+                f"rank {self._control.rank} ended a window whose last micro-batch had no backward here, "
+                f"and the other ranks "
+                "did not: they wait for this rank's gradients. Call backward equally often on every "
+                "rank (for a batch to be "
+                f"left out: with weight=0 or a loss of 0). {error}"
+            ) from error
+        used = [p for p, some in zip(parameters, map(any, zip(*sides, strict=True)), strict=True) if some]
         for p in used:
             if p.grad is None:
                 p.grad = torch.zeros_like(p)

@@ -58,6 +58,8 @@ def init(
     checked_accumulate(accumulate)
     clip_norm = _positive("clip_norm", clip_norm, infinite=True)
     seconds = checked_seconds(timeout)
+    if not isinstance(deterministic, bool):
+        raise ArgumentError(f"deterministic={deterministic!r}: expected True or False")
     if check not in CHECKS:
         raise ArgumentError(f"check={check!r}: expected one of {', '.join(CHECKS)}")
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63):
@@ -104,7 +106,7 @@ def init(
             local_world_size=local_world_size,
             threads=threads,
             control=control,
-            sync=NoSync() if place.world_size == 1 else DDPSync(chosen),
+            sync=NoSync() if place.world_size == 1 else DDPSync(chosen, control),
             scaler=scaler,
             accumulate=accumulate,
             clip_norm=clip_norm,

@@ -70,17 +70,20 @@ class Persistence:
     def _load_rank(self, checkpoint: _checkpoint.Checkpoint) -> list[str]:
         """Take up this rank's random state and loader position; a note for each part that is lost."""
         place, seed = self._start.place, self._start.seed
-        mine, saved_world = checkpoint.ranks.get(place.rank), checkpoint.meta.get("world_size")
+        mine, saved_world = checkpoint.ranks.get(place.rank), int(checkpoint.meta["world_size"])
         notes = []
+        absent = sorted(set(range(saved_world)) - set(checkpoint.ranks))
         if saved_world != place.world_size:
             notes.append(
                 f"saved with {saved_world} rank(s), loaded with {place.world_size}: a resumed epoch "
                 f"starts at its first batch"
             )
+        elif absent:  # all ranks must go on from the same place
+            notes.append(f"rank(s) {absent} had no part in it: a resumed epoch starts at its first batch on every rank")
+        else:
+            self._batches.resume = None if mine is None else mine["position"]
         if mine is None:
             if seed is not None:  # a stream of its own, not the one this run began with
                 self._device.seed(seed + place.rank + 1_000_003 * (self._boundary.steps + 1))
             return [*notes, f"it has no random state of rank {place.rank}; that rank's generators are seeded anew"]
-        if saved_world == place.world_size:
-            self._batches.resume = mine["position"]
         return notes + self._device.set_rng_state(mine["rng"])

@@ -62,14 +62,18 @@ def check(model: object, optimizers: tuple[Any, ...]) -> None:
 def place(
     model: nn.Module, optimizers: tuple[torch.optim.Optimizer, ...], device: torch.device, channels_last: bool
 ) -> None:
-    """Move `model` to `device` in place; parameters that became new objects are tied again and put into the
-    optimizers.
+    """Move `model` to `device` in place, expanded buffers made whole so that they can be written; parameters that
+    became new objects are tied again and put into the optimizers.
     """
     before = dict(model.named_parameters(remove_duplicate=False))
     if channels_last:
         model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]  # applies to 4-D tensors only
     else:
         model.to(device)
+    for name, buffer in list(model.named_buffers()):
+        if 0 in buffer.stride() and buffer.numel() > 1:
+            owner, _, leaf = name.rpartition(".")
+            setattr(model.get_submodule(owner), leaf, buffer.contiguous())
     first: dict[int, nn.Parameter] = {}
     for name, old in before.items():
         new = first.setdefault(id(old), model.get_parameter(name))

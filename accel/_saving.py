@@ -24,6 +24,7 @@ from accel.errors import CheckpointError
 
 log = logging.getLogger("accel")
 
+WRITTEN = "ranks "  # what rank 0 says when it has written, before the ranks whose part is in it
 GRACE = 2.0  # seconds that ranks wait to hear of each other; after a step they are milliseconds apart
 
 
@@ -79,7 +80,7 @@ class Saver:
                 absent,
                 GRACE,
             )
-        outcome = "ok"
+        outcome = WRITTEN + " ".join(map(str, ranks))
         try:
             _checkpoint.save(path, objects, ranks=ranks, meta=meta)
         except BaseException as error:
@@ -111,5 +112,14 @@ class Saver:
                 f"save({Path(path)}): rank 0 did not finish writing within timeout={self._timeout:g} s"
             ) from error
         outcome = store.get(f"{key}/done").decode()
-        if outcome != "ok":
+        if not outcome.startswith(WRITTEN):
             raise CheckpointError(f"save({Path(path)}) failed on rank 0: {outcome}")
+        if str(self._control.rank) not in outcome.removeprefix(WRITTEN).split():
+            log.warning(
+                "save(%s) on rank %d: rank 0 had written it, more than %g s before, without this rank's "
+                "random state and "
+                "loader position; call barrier() before save where ranks may be that far apart",
+                path,
+                self._control.rank,
+                GRACE,
+            )

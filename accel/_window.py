@@ -27,7 +27,18 @@ def checked_accumulate(value: object) -> int:
 class Window:
     """State of the current window. `index` counts its finished micro-batches."""
 
-    __slots__ = ("_accumulate", "_counted", "_mark", "_optimizers", "backwards", "index", "last", "weight", "weighted")
+    __slots__ = (
+        "_accumulate",
+        "_counted",
+        "_final",
+        "_mark",
+        "_optimizers",
+        "backwards",
+        "index",
+        "last",
+        "weight",
+        "weighted",
+    )
 
     def __init__(self, accumulate: int) -> None:
         self._accumulate = checked_accumulate(accumulate)
@@ -35,6 +46,7 @@ class Window:
 
     def reset(self) -> None:
         self.index = 0
+        self._final = False  # the loader said that no micro-batch follows
         self.last = self._accumulate == 1  # the current micro-batch ends the window
         self.backwards = 0
         self.weight: Any = 0.0  # sum of weights so far: float, or a tensor on the device
@@ -55,7 +67,7 @@ class Window:
                 f"accumulate={value}: a window is open ({self.index} micro-batches done); set it between windows"
             )
         self._accumulate = value
-        self.last = value == 1
+        self.last = self._final or value == 1
 
     @property
     def open(self) -> bool:
@@ -63,6 +75,7 @@ class Window:
 
     def begin(self, final: bool) -> None:
         """A micro-batch starts; `final` when no further one follows in this epoch."""
+        self._final = final
         self.last = final or self.index + 1 >= self._accumulate
 
     def loss_factor(self, weight: Any) -> Any:

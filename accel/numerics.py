@@ -1,13 +1,20 @@
 """`Numerics`: a vendor's precision and determinism switches - set, read back, restored.
 
-The meaning of the policies lives in `accel.precision`; a vendor's `numerics.py` says which switches carry it out there.
+The meaning of the policies lives in `accel.precision`; a vendor's `numerics.py` says which switches carry it out
+there. The switches belong to the process: this file keeps sessions that overlap from leaving each other's values
+behind.
 """
 
 from __future__ import annotations
 
+import logging
+import threading
 from abc import ABC, abstractmethod
+from typing import Any, ClassVar
 
 import torch
+
+log = logging.getLogger("accel")
 
 
 class Numerics(ABC):
@@ -15,17 +22,66 @@ class Numerics(ABC):
 
     device_type: str
 
-    @abstractmethod
+    _lock: ClassVar[threading.Lock] = threading.Lock()
+    _applied: ClassVar[list[Numerics]] = []  # those whose switches are set in this process, the latest last
+
+    def __init__(self) -> None:
+        self._found: Any = None  # the values before `apply`, as `snapshot` gave them
+        self._choice: tuple[str, bool] | None = None  # policy and determinism in force
+
     def apply(self, policy: str, deterministic: bool) -> None:
-        """Set the switches for `policy`, remembering what was found. Raises `UnsupportedError` if the chip lacks it."""
+        """Set the switches for `policy`, remembering the values found.
+
+        The latest session's choice is in force for the whole process. Raises `UnsupportedError` for a policy the chip
+        lacks.
+        """
+        with self._lock:
+            others = [one for one in self._applied if one.device_type == self.device_type and one is not self]
+            if others and others[-1]._choice != (policy, deterministic):
+                log.warning(
+                    "precision %r is now in force for all sessions of this process; another open one had "
+                    "%r: switches of a "
+                    "vendor's library cannot differ between sessions",
+                    policy,
+                    others[-1]._choice,
+                )
+            if self not in self._applied:
+                self._found = self.snapshot()
+                self._applied.append(self)
+            self.set(policy, deterministic)
+            self._choice = (policy, deterministic)
+
+    def restore(self) -> None:
+        """Put back every switch as `apply` found it; harmless when nothing was applied.
+
+        Where a later session is still open its choice stays in force, and it will put back what was found here.
+        """
+        with self._lock:
+            if self not in self._applied:
+                return
+            mine = [one for one in self._applied if one.device_type == self.device_type]
+            later = mine[mine.index(self) + 1 :]
+            if later:
+                later[0]._found = self._found
+            else:
+                self.put_back(self._found)
+            self._applied.remove(self)
+            self._found = self._choice = None
+
+    @abstractmethod
+    def snapshot(self) -> Any:
+        """The switches as they are, in a form that `put_back` takes."""
+
+    @abstractmethod
+    def set(self, policy: str, deterministic: bool) -> None:
+        """Set the switches. Raises `UnsupportedError`, changing nothing, for a policy the chip lacks."""
+
+    @abstractmethod
+    def put_back(self, found: Any) -> None: ...
 
     @abstractmethod
     def read(self) -> dict[str, str]:
         """The switches as the vendor reports them now, by their vendor names."""
-
-    @abstractmethod
-    def restore(self) -> None:
-        """Put back every switch as `apply` found it; harmless when nothing was applied."""
 
     @abstractmethod
     def autocast_dtype(self, policy: str) -> torch.dtype | None:

@@ -67,7 +67,14 @@ class Session:
         self._optimizers: dict[int, torch.optim.Optimizer] = {}
         self._cuts = Cuts(start.backend.device) if start.backend.kind == "lazy" else None
         self._boundary = Boundary(
-            start.backend, self._window, self._sync, self._scaler, start.clip_norm, self._names, self._cuts
+            start.backend,
+            self._window,
+            self._sync,
+            self._scaler,
+            start.clip_norm,
+            self._names,
+            self._optimizers,
+            self._cuts,
         )
         saw = None if self._cuts is None else self._cuts.saw
         self._batches = _loader.Batches(start.backend, start.control, self._begin, self._drop_window, saw)
@@ -92,7 +99,9 @@ class Session:
 
     @property
     def dropped_batches(self) -> int:
-        """Training batches of this rank that were not used because another rank had no more."""
+        """Training batches of this rank that were not used because another rank had no more; of a loader without a
+        length, those that were fetched already.
+        """
         return self._batches.dropped
 
     def prepare(
@@ -175,6 +184,8 @@ class Session:
         """
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
             raise _bad_loss(loss)
+        if self._closed:
+            raise _closed("backward")
         window = self._window
         window.check_gradients()
         factor = window.loss_factor(weight)
@@ -182,10 +193,11 @@ class Session:
             loss = loss.float() * self._scaler.tensor
         if factor is not None:
             loss = loss * factor
-        loss.backward()
+        if self._alone:
+            loss.backward()
+        else:
+            self._sync.backward(loss)
         window.backwards += 1
-        if not self._alone:
-            self._sync.after_backward()
         if window.accumulate > 1:
             window.mark_gradients(parameters_of(self._optimizers.values()))
 
@@ -198,6 +210,8 @@ class Session:
         for optimizer in optimizers:
             if id(optimizer) not in self._optimizers:
                 raise _unknown_optimizer(optimizer)
+        if self._closed:
+            raise _closed("step")
         if not optimizers:
             raise ArgumentError("step() got no optimizer; pass every optimizer of the window, as prepare returned them")
         self._micro_batches += 1
@@ -263,8 +277,8 @@ class Session:
         """Save models, optimizers, schedulers and plain values to the directory `path`: complete or absent.
 
         Rank 0 writes; every rank's random state and loader position are in it when every rank calls. Gradients of an
-        open window are not saved: its batches come again after `load`. Raises `CheckpointError`, leaving the previous
-        checkpoint as it was.
+        open window are not saved: its batches come again after `load`, and count twice in BatchNorm's statistics.
+        Raises `CheckpointError`, leaving the previous checkpoint as it was.
         """
         self._persistence.save(path, objects, self._micro_batches)
 
@@ -304,10 +318,13 @@ class Session:
         if left_cleanly or self._closed:
             self._close(failed=False)
             return
+        known = self._sync.explained(exc) if isinstance(exc, RuntimeError) and not isinstance(exc, AccelError) else None
         with contextlib.suppress(AccelError, RuntimeError):  # the exception on its way out matters more
             if not self._alone:
-                self.backend.collective.abort(f"{kind.__name__ if kind else 'exception'}: {exc}")
+                self.backend.collective.abort(f"{type(exc).__name__}: {exc}")
             self._close(failed=True)
+        if known is not None:
+            raise known from exc  # DDP communicates in forward too, where nothing of ours stands around it
 
     def _close(self, failed: bool) -> None:
         if self._closed:
@@ -352,6 +369,12 @@ def _bad_loss(loss: Any) -> ArgumentError:
     return ArgumentError(
         "backward(loss): it is not attached to a graph (requires_grad is False); was it "
         "detached, or computed under no_grad?"
+    )
+
+
+def _closed(what: str) -> WindowError:
+    return WindowError(
+        f"{what}() on a closed session: its precision is no longer in force; call it inside the with block"
     )
 
 

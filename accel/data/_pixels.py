@@ -46,7 +46,7 @@ def decode(name: str) -> Image:
     except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
         if isinstance(error, DataError):
             raise
-        reason = " ".join(str(error).replace(name, "it").split())
+        reason = " ".join(str(error).split()).removesuffix(f" {name!r}")
         raise DataError(f"{name} cannot be decoded as an image: {reason}; repair or remove the file") from error
 
 

@@ -52,6 +52,19 @@ def test_switches_are_as_before_after_close(backend: Any, start: Any) -> None:
             assert backend.precision.describe()["switches"] == before, policy
 
 
+def test_overlapping_sessions_leave_the_switches_as_they_were(backend: Any, start: Any, caplog: Any) -> None:
+    before = backend.precision.describe()["switches"]
+    for order in ((0, 1), (1, 0)):
+        sessions = [start(precision="fp32"), start(precision="fp32", deterministic=True)]
+        assert "another open one had" in caplog.text
+        latest = sessions[1].backend.precision.describe()["switches"]
+        sessions[order[0]].close()
+        if order[0] == 0:
+            assert backend.precision.describe()["switches"] == latest, "closing the first changed what the second has"
+        sessions[order[1]].close()
+        assert backend.precision.describe()["switches"] == before, order
+
+
 def test_autocast_nests_and_ends(backend: Any, start: Any) -> None:
     needs(backend, "bf16")
     session = start(precision="bf16")
@@ -233,6 +246,7 @@ def test_optimizers_that_unscale_themselves_do_not_unscale_twice(backend: Any, s
         {"timeout": 0},
         {"timeout": -1},
         {"check": "sometimes"},
+        {"deterministic": "yes"},
     ],
 )
 def test_bad_argument_of_init_is_named_and_changes_nothing(backend: Any, start: Any, bad: dict[str, Any]) -> None:

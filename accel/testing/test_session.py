@@ -182,6 +182,76 @@ def test_alternating_optimizers_need_a_window_of_one(start: Any) -> None:
         session.step(opt_b)
 
 
+def adversaries(session: Any) -> list[torch.Tensor]:
+    """Two models that alternate, each loss running through both, with no zero_grad anywhere."""
+    generator, critic = mlp(0), nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+    g, opt_g = session.prepare(generator, sgd(generator, momentum=0.9))
+    c, opt_c = session.prepare(critic, sgd(critic, momentum=0.9))
+    for noise, real in session.batches([data(4, seed=10 * session.rank + i) for i in range(4)]):
+        session.backward(c(g(noise).detach()).mean() - c(real).mean())
+        session.step(opt_c)
+        session.backward(-c(g(noise)).mean())
+        session.step(opt_g)
+    return values(session.unwrap(g)) + values(session.unwrap(c))
+
+
+def _plain_step(loss: torch.Tensor, optimizer: Any, *cleared: Any) -> None:
+    for one in cleared:
+        one.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
+def adversaries_by_hand(ranks: int) -> list[torch.Tensor]:
+    g = mlp(0)
+    c = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+    opt_g, opt_c = sgd(g, momentum=0.9), sgd(c, momentum=0.9)
+    for i in range(4):
+        noise, real = (
+            torch.cat(parts) for parts in zip(*(data(4, seed=10 * r + i) for r in range(ranks)), strict=True)
+        )
+        _plain_step(c(g(noise).detach()).mean() - c(real).mean(), opt_c, opt_g, opt_c)
+        _plain_step(-c(g(noise)).mean(), opt_g, opt_g, opt_c)
+    return values(g) + values(c)
+
+
+def test_alternating_models_equal_plain_pytorch_without_any_zero_grad(start: Any) -> None:
+    assert_close(adversaries(start()), adversaries_by_hand(1))
+
+
+def test_window_size_may_change_at_the_last_batch_of_a_pass(start: Any) -> None:
+    session = start()
+    model, optimizer = prepared(session)
+    batches = [data(4, seed=i) for i in range(5)]
+    results = []
+    for i, (x, y) in enumerate(session.batches(batches)):
+        if i % 2 == 0:
+            session.accumulate = 2
+        session.backward(loss_of(model, x, y))
+        results.append(session.step(optimizer))
+    assert [r.boundary for r in results] == [False, True, False, True, True]
+    assert_close(values(session.unwrap(model)), values(reference([batches[:2], batches[2:4], batches[4:]])))
+
+
+def test_closed_session_does_not_train(start: Any) -> None:
+    session = start()
+    model, optimizer = prepared(session)
+    loss = model(torch.ones(1, 6, device=session.device)).sum()
+    session.close()
+    with pytest.raises(WindowError, match="closed session"):
+        session.backward(loss)
+    with pytest.raises(WindowError, match="closed session"):
+        session.step(optimizer)
+
+
+def test_expanded_buffer_becomes_a_whole_one(start: Any) -> None:
+    model = mlp()
+    model.register_buffer("scale", torch.ones(1).expand(4))
+    buffer = start().prepare(model).get_buffer("scale")
+    assert buffer.tolist() == [1.0] * 4
+    assert 0 not in buffer.stride()
+
+
 def test_window_size_changes_between_windows_only(start: Any) -> None:
     session = start(accumulate=2)
     model, optimizer = prepared(session)

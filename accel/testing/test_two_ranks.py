@@ -20,6 +20,7 @@ from accel._lowering import DTYPES
 from accel.errors import AccelError, ArgumentError, CollectiveError
 from accel.testing.models import assert_close, convnet, data, mlp, reference, sgd, values
 from accel.testing.ranks import RankPool
+from accel.testing.test_session import adversaries, adversaries_by_hand
 from accel.transport import REDUCE_OPS
 
 
@@ -290,6 +291,90 @@ def test_gradients_are_averaged_once_however_the_window_was_filled(
         assert_close(got, expected)
 
 
+def _adversaries(name: str) -> list[torch.Tensor]:
+    with init(name) as s:
+        return adversaries(s)
+
+
+def test_alternating_models_equal_one_process_with_both_batches(ranks: RankPool, backend_name: str) -> None:
+    expected = adversaries_by_hand(2)
+    for got in ranks.run(_adversaries, backend_name):
+        assert_close(got, expected)
+
+
+def _thaws(name: str) -> list[torch.Tensor]:
+    with init(name) as s:
+        model = mlp()
+        model[0].requires_grad_(False)
+        called, optimizer = s.prepare(model, sgd(model))
+        for step, (x, y) in enumerate(s.batches([[t.chunk(2)[s.rank] for t in data(8, seed=i)] for i in range(4)])):
+            if step == 2:
+                s.unwrap(called)[0].requires_grad_(True)
+            s.backward(loss_of(called, x, y))
+            s.step(optimizer)
+        return values(s.unwrap(called))
+
+
+def test_layer_unfrozen_after_prepare_is_averaged_too(ranks: RankPool, backend_name: str) -> None:
+    first, second = ranks.run(_thaws, backend_name)
+    assert_close(first, second, 0)
+    assert not torch.equal(first[0], values(mlp())[0])
+
+
+def _misses(name: str, case: str) -> str:
+    """Rank 1 leaves out a backward (or both ranks a parameter) that the other rank's reduction waits for."""
+    with init(name, accumulate=2, timeout=3.0) as s:
+        model = mlp()
+        called, optimizer = s.prepare(model, sgd(model))
+        try:
+            for i, (x, y) in enumerate(s.batches([data(4, seed=i) for i in range(4)])):
+                if case == "frozen later" and i == 2:
+                    s.unwrap(called)[0].requires_grad_(False)
+                loss = loss_of(called, x, y)
+                if not (case == "no backward" and i == 3 and s.rank == 1):
+                    s.backward(loss)
+                s.step(optimizer)
+        except AccelError as error:
+            return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def test_backward_left_out_on_one_rank_is_an_error_on_both(ranks: RankPool, backend_name: str) -> None:
+    first, second = ranks.run(_misses, backend_name, "no backward")
+    assert first.startswith("Collective")
+    assert "Call backward equally often on every rank" in second
+
+
+def test_layer_frozen_after_prepare_is_named_with_what_to_do(ranks: RankPool, backend_name: str) -> None:
+    for said in ranks.run(_misses, backend_name, "frozen later"):
+        assert said.startswith("ModelError: parameter '0.weight' got no gradient")
+        assert "unused_parameters=True" in said
+
+
+def _fails_midway(name: str, at: int) -> str:
+    try:
+        with init(name, timeout=4.0) as s:
+            model = mlp()
+            called, optimizer = s.prepare(model, sgd(model))
+            for i, (x, y) in enumerate(s.batches([data(4)] * 4)):
+                if s.rank == 1 and i == at:
+                    raise ValueError("data is broken")
+                s.backward(loss_of(called, x, y))
+                s.step(optimizer)
+    except (CollectiveError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+@pytest.mark.parametrize("at", [1, 2])  # DDP waits in the second forward, and in every backward
+def test_failure_of_another_rank_is_named_wherever_ddp_waits_for_it(
+    ranks: RankPool, backend_name: str, at: int
+) -> None:  # T39
+    first, second = ranks.run(_fails_midway, backend_name, at)
+    assert second == "ValueError: data is broken"
+    assert first == "CollectiveError: rank 1 aborted: ValueError: data is broken"
+
+
 def _overflow(name: str, shared: bool) -> Any:
     """Rank 0 gets an inf. Not shared: in a parameter that the user keeps out of DDP, so no sum carries it to rank 1."""
     with init(name, precision="fp16", loss_scale=accel.LossScale(init=4.0)) as s:
@@ -531,6 +616,21 @@ def test_checkpoint_of_all_ranks_resumes_each_rank_where_it_was(
 def test_save_on_one_rank_only_returns(ranks: RankPool, backend_name: str, tmp_path: Path, who: str) -> None:  # T58
     ranks.run(_save, backend_name, str(tmp_path / "c"), who, timeout=30.0)
     assert (tmp_path / "c").exists() is (who == "0")
+
+
+def _resumed(name: str, path: str) -> int:
+    with init(name, timeout=20.0) as s:
+        called = s.prepare(mlp())
+        s.load(path, model=called)
+        dataset = TensorDataset(*data(16))
+        return len(list(s.batches(DataLoader(dataset, batch_size=2, sampler=s.sampler(dataset)), epoch=0)))
+
+
+def test_checkpoint_without_a_ranks_part_starts_the_epoch_anew_on_every_rank(
+    ranks: RankPool, backend_name: str, tmp_path: Path
+) -> None:
+    ranks.run(_save, backend_name, str(tmp_path / "c"), "0")
+    assert ranks.run(_resumed, backend_name, str(tmp_path / "c")) == [4, 4]
 
 
 def test_checkpoint_of_two_ranks_loads_in_one_with_a_word_on_what_is_lost(

@@ -19,17 +19,18 @@ class CpuNumerics(Numerics):
 
     device_type = "cpu"
 
-    def __init__(self) -> None:
-        self._found: dict[str, str] | None = None
-        self._found_deterministic = False
+    def snapshot(self) -> tuple[dict[str, str], bool]:
+        precisions = {unit: getattr(torch.backends.mkldnn, unit).fp32_precision for unit in UNITS}
+        return precisions, torch.are_deterministic_algorithms_enabled()
 
-    def apply(self, policy: str, deterministic: bool) -> None:
-        if self._found is None:
-            self._found = {unit: getattr(torch.backends.mkldnn, unit).fp32_precision for unit in UNITS}
-            self._found_deterministic = torch.are_deterministic_algorithms_enabled()
+    def set(self, policy: str, deterministic: bool) -> None:
         # "tf32" means the chip's fast fp32; where oneDNN finds no such unit the switch leaves IEEE arithmetic in place.
         precision = "tf32" if policy == "tf32" else "ieee"
-        for unit in UNITS:
+        self.put_back((dict.fromkeys(UNITS, precision), deterministic))
+
+    def put_back(self, found: tuple[dict[str, str], bool]) -> None:
+        precisions, deterministic = found
+        for unit, precision in precisions.items():
             getattr(torch.backends.mkldnn, unit).fp32_precision = precision
         torch.use_deterministic_algorithms(deterministic)
 
@@ -38,14 +39,6 @@ class CpuNumerics(Numerics):
             f"mkldnn.{unit}.fp32_precision": getattr(torch.backends.mkldnn, unit).fp32_precision for unit in UNITS
         }
         return {**switches, "deterministic_algorithms": str(torch.are_deterministic_algorithms_enabled())}
-
-    def restore(self) -> None:
-        if self._found is None:
-            return
-        for unit, precision in self._found.items():
-            getattr(torch.backends.mkldnn, unit).fp32_precision = precision
-        torch.use_deterministic_algorithms(self._found_deterministic)
-        self._found = None
 
     def autocast_dtype(self, policy: str) -> torch.dtype | None:
         return AUTOCAST[policy]

@@ -27,16 +27,12 @@ class XlaNumerics(Numerics):
 
     device_type = "xla"
 
-    def __init__(self) -> None:
-        self._found: str | None = None
-        self._found_deterministic = False
+    def snapshot(self) -> tuple[str, bool]:
+        return backends.get_mat_mul_precision(), torch.are_deterministic_algorithms_enabled()
 
-    def apply(self, policy: str, deterministic: bool) -> None:
+    def set(self, policy: str, deterministic: bool) -> None:
         if policy not in AUTOCAST:
             raise UnsupportedError(f"precision {policy!r} is unsupported on xla: {NO_FP16}")
-        if self._found is None:
-            self._found = backends.get_mat_mul_precision()
-            self._found_deterministic = torch.are_deterministic_algorithms_enabled()
         precision = "default" if policy == "tf32" else "highest"
         if _used - {precision}:
             log.warning(
@@ -45,6 +41,10 @@ class XlaNumerics(Numerics):
                 policy, precision, ", ".join(sorted(_used - {precision})),
             )  # fmt: skip
         _used.add(precision)
+        self.put_back((precision, deterministic))
+
+    def put_back(self, found: tuple[str, bool]) -> None:
+        precision, deterministic = found
         _set(precision)
         torch.use_deterministic_algorithms(deterministic)
 
@@ -54,19 +54,12 @@ class XlaNumerics(Numerics):
             "deterministic_algorithms": str(torch.are_deterministic_algorithms_enabled()),
         }
 
-    def restore(self) -> None:
-        if self._found is None:
-            return
-        _set(self._found)
-        torch.use_deterministic_algorithms(self._found_deterministic)
-        self._found = None
-
     def autocast_dtype(self, policy: str) -> torch.dtype | None:
         return AUTOCAST[policy]
 
 
 def _set(precision: str) -> None:
-    """Set the precision without torch_xla's blanket warning against setting it twice; `apply` says what is true."""
+    """Set the precision without torch_xla's blanket warning against setting it twice; `set` says what is true."""
     if backends.get_mat_mul_precision() == precision:
         return
     theirs = logging.getLogger(backends.__name__)

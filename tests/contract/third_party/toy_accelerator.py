@@ -64,21 +64,17 @@ class ToyTransport(C10dTransport):
 class ToyNumerics(Numerics):
     device_type = "cpu"
 
-    def __init__(self) -> None:
-        self._before: bool | None = None
+    def snapshot(self) -> bool:
+        return torch.are_deterministic_algorithms_enabled()
 
-    def apply(self, policy: str, deterministic: bool) -> None:
-        if self._before is None:
-            self._before = torch.are_deterministic_algorithms_enabled()
+    def set(self, policy: str, deterministic: bool) -> None:
         torch.use_deterministic_algorithms(deterministic)
+
+    def put_back(self, found: bool) -> None:
+        torch.use_deterministic_algorithms(found)
 
     def read(self) -> dict[str, str]:
         return {"deterministic_algorithms": str(torch.are_deterministic_algorithms_enabled())}
-
-    def restore(self) -> None:
-        if self._before is not None:
-            torch.use_deterministic_algorithms(self._before)
-            self._before = None
 
     def autocast_dtype(self, policy: str) -> torch.dtype | None:
         return torch.bfloat16 if policy == "bf16" else None
