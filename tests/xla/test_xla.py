@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import subprocess
 import sys
 
@@ -29,6 +30,16 @@ def test_importing_accel_loads_neither_torch_nor_torch_xla():
     code = "import accel, sys; accel.__version__; print(sorted({'torch', 'torch_xla'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_an_unknown_flag_is_named_and_does_not_end_this_process():
+    code = "import accel; print([b.reason for b in accel.backends() if b.name == 'xla'][0])"
+    environ = {**os.environ, "XLA_FLAGS": "--xla_no_such_flag=1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=120, check=True
+    )
+    assert "starting torch_xla fails" in done.stdout
+    assert "Unknown flag in XLA_FLAGS: --xla_no_such_flag=1" in done.stdout
 
 
 # -- random numbers ----------------------------------------------------------------------------------------------------
