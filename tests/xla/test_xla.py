@@ -66,6 +66,12 @@ def test_random_state_is_a_plain_number(backend):  # T52
     assert type(backend.device.rng_state()["xla"]) is int
 
 
+def test_random_state_of_another_device_type_says_that_the_generator_goes_on(backend):  # T52
+    state = {name: part for name, part in backend.device.rng_state().items() if name != "xla"}
+    (note,) = backend.device.set_rng_state(state)
+    assert "no part 'xla'" in note
+
+
 # -- timing ------------------------------------------------------------------------------------------------------------
 
 
