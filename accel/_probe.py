@@ -55,14 +55,14 @@ def installed(module: str) -> bool:
 
 
 @functools.cache
-def import_error(module: str, seconds: float = 120.0) -> str | None:
-    """The last line that `import torch, MODULE` dies with in a subprocess; None when it succeeds.
+def import_error(module: str, seconds: float = 120.0, then: str = "pass") -> str | None:
+    """The last line that `import torch, MODULE; THEN` dies with in a subprocess; None when it succeeds.
 
     Autoload is off there, so the error is the package's own and not one wrapped by `import torch`.
     """
     environ = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-    code = f"import torch, {module}"
+    code = f"import torch, {module}; {then}"
     try:
         run = subprocess.run(
             [sys.executable, "-c", code],

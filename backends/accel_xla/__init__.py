@@ -82,8 +82,9 @@ def _refused(client: str, hardware: str | None) -> str | None:
     if len({version.split("+")[0].rpartition(".")[0] for version in versions.values()}) > 1:
         pair = ", ".join(f"{name} {version}" for name, version in versions.items())
         return f"{pair} do not pair: torch_xla works only with the torch of the same minor version; install one of them"
-    error = _probe.import_error("torch_xla")
-    return None if error is None else f"importing torch_xla fails: {error}"
+    # An unknown name in XLA_FLAGS ends the process that starts the CPU client; a TPU's must not be started here.
+    error = _probe.import_error("torch_xla", then="torch_xla.device()" if client == "CPU" else "pass")
+    return None if error is None else f"starting torch_xla fails: {error}"
 
 
 SPEC = XlaSpec()

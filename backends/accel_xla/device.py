@@ -22,7 +22,6 @@ from accel.eager import HOST_GENERATORS, foreign_generator, host_rng_state, set_
 from accel.errors import ArgumentError, UnsupportedError
 
 READS = "aten::_local_scalar_dense"  # a value that the user reads (.item(), float(t)), not an operation run on the host
-FALLBACK = "aten::"  # counters of operations that XLA lacks, which therefore ran on the host
 
 
 class XlaDevice(Device):
@@ -77,6 +76,8 @@ class XlaDevice(Device):
 
     def set_rng_state(self, state: dict[str, Any]) -> list[str]:
         notes = set_host_rng_state(state)
+        if self.type not in state:
+            notes.append(f"the saved random state has no part {self.type!r}; that generator goes on as it is")
         for name, value in state.items():
             if name == self.type and isinstance(value, int):
                 xm.set_rng_state(value)

@@ -197,7 +197,7 @@ def test_torch_xla_without_a_tpu_is_not_usable_and_not_even_imported(package, mo
 
 
 def test_xla_on_cpu_is_asked_for_by_name_and_never_measured(package, monkeypatch):
-    package("torch_xla", paired())
+    package("torch_xla", paired(), "device = list")
     monkeypatch.setenv("PJRT_DEVICE", "cpu")
     found = info("xla")
     assert (found.usable, found.origin, found.hardware) == (True, "emulated", None)
@@ -247,7 +247,7 @@ def test_torch_and_torch_xla_of_different_minors_are_named_without_an_import(pac
 def test_torch_xla_that_cannot_be_imported_is_named(package, monkeypatch):
     monkeypatch.setenv("PJRT_DEVICE", "CPU")
     package("torch_xla", paired(), "raise ImportError('_XLAC.so: undefined symbol: _ZN5torch4lazy')")
-    with pytest.raises(BackendError, match="importing torch_xla fails: .*undefined symbol: _ZN5torch4lazy"):
+    with pytest.raises(BackendError, match="starting torch_xla fails: .*undefined symbol: _ZN5torch4lazy"):
         registry.select("xla")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import subprocess
 import sys
 
@@ -31,6 +32,16 @@ def test_importing_accel_loads_neither_torch_nor_torch_xla():
     assert done.stdout.strip() == "[]"
 
 
+def test_an_unknown_flag_is_named_and_does_not_end_this_process():
+    code = "import accel; print([b.reason for b in accel.backends() if b.name == 'xla'][0])"
+    environ = {**os.environ, "XLA_FLAGS": "--xla_no_such_flag=1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=120, check=True
+    )
+    assert "starting torch_xla fails" in done.stdout
+    assert "Unknown flag in XLA_FLAGS: --xla_no_such_flag=1" in done.stdout
+
+
 # -- random numbers ----------------------------------------------------------------------------------------------------
 
 
@@ -53,6 +64,12 @@ def test_random_numbers_differ_between_steps_and_not_with_the_cuts(backend):  # 
 
 def test_random_state_is_a_plain_number(backend):  # T52
     assert type(backend.device.rng_state()["xla"]) is int
+
+
+def test_random_state_of_another_device_type_says_that_the_generator_goes_on(backend):  # T52
+    state = {name: part for name, part in backend.device.rng_state().items() if name != "xla"}
+    (note,) = backend.device.set_rng_state(state)
+    assert "no part 'xla'" in note
 
 
 # -- timing ------------------------------------------------------------------------------------------------------------
