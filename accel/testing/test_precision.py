@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import accel
 from accel.errors import ArgumentError, LossScaleError, ModelError, UnsupportedError
@@ -209,6 +210,33 @@ def test_overflow_without_end_is_an_error_that_names_the_parameter(backend: Any,
     with pytest.raises(LossScaleError, match=r"3 steps in a row.*step 3, rank 0.*'weight'"):
         session.step(optimizer)
     assert bool(torch.isfinite(session.unwrap(model).weight).all())
+
+
+class HostReads(TorchDispatchMode):
+    """Counts the values that the host reads from the device (`.item()` and its like)."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_host_reads_one_flag_a_boundary_under_fp16_and_nothing_otherwise(backend: Any, start: Any, policy: str) -> None:
+    needs(backend, policy)
+    session = start(precision=policy, accumulate=2, clip_norm=1.0)
+    model = mlp()
+    called, optimizer = session.prepare(model, sgd(model, momentum=0.9))
+    meter = session.meter()
+    with HostReads() as reads:
+        for x, y in session.batches([data(8, seed=i) for i in range(7)]):
+            with session.autocast():
+                loss = nn.functional.mse_loss(called(x).float(), y)
+            session.backward(loss, weight=len(x))
+            session.step(optimizer)
+            meter.add(weight=len(x), loss=loss.detach())
+    assert reads.count == (4 if policy == "fp16" else 0)  # 7 micro-batches are 4 windows of 2
 
 
 @pytest.mark.parametrize("fused", [False, True])
