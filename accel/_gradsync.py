@@ -185,9 +185,9 @@ class DDPSync(GradSync):
         for p in parameters:
             if p.grad is None:
                 raise ModelError(
-                    f"parameter {self._names.get(id(p))!r} got no gradient in this step: the loss does not "
-                    f"depend on it, or it "
-                    "was frozen after prepare. Call prepare(..., unused_parameters=True), or freeze it before prepare"
+                    f"parameter {self._names.get(id(p))!r} got no gradient in this step: the loss does not depend on "
+                    "it, or it was frozen after prepare. Call prepare(..., unused_parameters=True), or freeze it "
+                    "before prepare"
                 )
 
     def _reduce(self, parameters: list[torch.Tensor]) -> None:
@@ -197,11 +197,9 @@ class DDPSync(GradSync):
             sides = self._collective.all_gather_object(have)
         except CollectiveTimeout as error:
             raise CollectiveTimeout(
-                f"rank {self._control.rank} ended a window whose last micro-batch had no backward here, "
-                f"and the other ranks "
-                "did not: they wait for this rank's gradients. Call backward equally often on every "
-                "rank (for a batch to be "
-                f"left out: with weight=0 or a loss of 0). {error}"
+                f"rank {self._control.rank} ended a window whose last micro-batch had no backward here, and the other "
+                "ranks did not: they wait for this rank's gradients. Call backward equally often on every rank (for "
+                f"a batch to be left out: with weight=0 or a loss of 0). {error}"
             ) from error
         used = [p for p, some in zip(parameters, map(any, zip(*sides, strict=True)), strict=True) if some]
         for p in used:

@@ -344,7 +344,6 @@ def _refuse_unsharded(loader: Any, world_size: int) -> None:
     sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
     if isinstance(sampler, UNSHARDED):
         raise ArgumentError(
-            f"batches(loader): its sampler is {type(sampler).__name__}, so each of the {world_size} "
-            f"ranks would train on the whole dataset; "
-            "build it with DataLoader(dataset, sampler=session.sampler(dataset), ...)"
+            f"batches(loader): its sampler is {type(sampler).__name__}, so each of the {world_size} ranks would train "
+            "on the whole dataset; build it with DataLoader(dataset, sampler=session.sampler(dataset), ...)"
         )

@@ -26,9 +26,8 @@ def check(model: object, optimizers: tuple[Any, ...]) -> None:
     for name, parameter in named.items():
         if parameter.dtype in HALF:
             raise ModelError(
-                f"prepare(model): parameter {name!r} is {parameter.dtype}; master weights must be "
-                f"float32 in every precision policy. "
-                "Do not call model.half() or .bfloat16(); choose accel.init(precision=...) instead"
+                f"prepare(model): parameter {name!r} is {parameter.dtype}; master weights must be float32 in every "
+                "precision policy. Do not call model.half() or .bfloat16(); choose accel.init(precision=...) instead"
             )
     for name, buffer in model.named_buffers():
         if buffer.dtype in HALF:
@@ -53,9 +52,8 @@ def check(model: object, optimizers: tuple[Any, ...]) -> None:
                 if id(parameter) not in mine:
                     raise ModelError(
                         f"prepare({type(optimizer).__name__}): parameter {i} of group {g}, shape "
-                        f"{tuple(parameter.shape)}, does not belong to "
-                        "the model: the optimizer was built for another model, or before the model's parameters "
-                        "were replaced"
+                        f"{tuple(parameter.shape)}, does not belong to the model: the optimizer was built for another "
+                        "model, or before the model's parameters were replaced"
                     )
 
 

@@ -19,9 +19,8 @@ class ShardedSampler(Sampler[int]):
     def __init__(self, dataset: Any, *, rank: int, world_size: int, shuffle: bool, seed: int) -> None:
         if not isinstance(dataset, Sized) or not hasattr(dataset, "__getitem__"):
             raise ArgumentError(
-                f"sampler(dataset={type(dataset).__name__}): expected a map-style dataset with __len__ "
-                f"and __getitem__; "
-                "an iterable dataset shards itself by rank"
+                f"sampler(dataset={type(dataset).__name__}): expected a map-style dataset with __len__ and "
+                "__getitem__; an iterable dataset shards itself by rank"
             )
         self.rank, self.world_size = rank, world_size
         self._length = len(dataset)

@@ -116,9 +116,8 @@ class Saver:
             raise CheckpointError(f"save({Path(path)}) failed on rank 0: {outcome}")
         if str(self._control.rank) not in outcome.removeprefix(WRITTEN).split():
             log.warning(
-                "save(%s) on rank %d: rank 0 had written it, more than %g s before, without this rank's "
-                "random state and "
-                "loader position; call barrier() before save where ranks may be that far apart",
+                "save(%s) on rank %d: rank 0 had written it, more than %g s before, without this rank's random "
+                "state and loader position; call barrier() before save where ranks may be that far apart",
                 path,
                 self._control.rank,
                 GRACE,

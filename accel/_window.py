@@ -141,9 +141,8 @@ class Window:
 
 
 VANISHED = (
-    "the gradients of this window's earlier backward() are gone: a zero_grad() (or a change "
-    "of .grad) is left in the loop. "
-    "Session.step zeroes the gradients itself at the end of each window; remove the call"
+    "the gradients of this window's earlier backward() are gone: a zero_grad() (or a change of .grad) is left in the "
+    "loop. Session.step zeroes the gradients itself at the end of each window; remove the call"
 )
 
 

@@ -39,9 +39,8 @@ class Numerics(ABC):
             others = [one for one in self._applied if one.device_type == self.device_type and one is not self]
             if others and others[-1]._choice != (policy, deterministic):
                 log.warning(
-                    "precision %r is now in force for all sessions of this process; another open one had "
-                    "%r: switches of a "
-                    "vendor's library cannot differ between sessions",
+                    "precision %r is now in force for all sessions of this process; another open one had %r: "
+                    "switches of a vendor's library cannot differ between sessions",
                     policy,
                     others[-1]._choice,
                 )

@@ -16,8 +16,8 @@ REQUIRED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 # Variables by which other launchers say that they started several processes: the size, and this process's rank.
 FOREIGN = (("OMPI_COMM_WORLD_SIZE", "mpirun"), ("PMI_SIZE", "mpiexec"), ("SLURM_STEP_NUM_TASKS", "srun"))
 HOW = (
-    "Start several processes with `accel launch --nproc N SCRIPT` or `torchrun "
-    "--nproc-per-node N SCRIPT`; unset all of these to run one"
+    "Start several processes with `accel launch --nproc N SCRIPT` or `torchrun --nproc-per-node N SCRIPT`; unset all "
+    "of these to run one"
 )
 
 
@@ -70,10 +70,9 @@ def _refuse_foreign_launcher(environ: Mapping[str, str]) -> None:
     for name, launcher in FOREIGN:
         if environ.get(name, "").isdecimal() and int(environ[name]) > 1:
             raise LaunchError(
-                f"{launcher} started {environ[name]} processes ({name}={environ[name]}), but "
-                f"{', '.join(REQUIRED)} are missing, so "
-                f"each would train alone. Export them from {launcher}'s own variables, or start one "
-                f"process a host that runs torchrun"
+                f"{launcher} started {environ[name]} processes ({name}={environ[name]}), but {', '.join(REQUIRED)} "
+                f"are missing, so each would train alone. Export them from {launcher}'s own variables, or start one "
+                "process a host that runs torchrun"
             )
 
 

@@ -79,11 +79,9 @@ class Scaler:
             return
         bad = next((name for name, grad in named if not bool(torch.isfinite(grad).all())), None)
         raise LossScaleError(
-            f"{self.skips} steps in a row were skipped because gradients overflowed (step {step}, "
-            f"rank {rank}, loss scale {self._scale:g}); "
-            f"the first parameter whose gradient is not finite is {bad!r}. The loss itself is "
-            f"probably not finite: look at its value, "
-            "lower the learning rate, or use precision='bf16'"
+            f"{self.skips} steps in a row were skipped because gradients overflowed (step {step}, rank {rank}, loss "
+            f"scale {self._scale:g}); the first parameter whose gradient is not finite is {bad!r}. The loss itself is "
+            "probably not finite: look at its value, lower the learning rate, or use precision='bf16'"
         )
 
     def state_dict(self) -> dict[str, Any]:
