@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from accel._init import init
     from accel.backend import Backend, BackendInfo
     from accel.precision import LossScale
+    from accel.recompute import checkpoint
     from accel.registry import backends, get_backend
     from accel.session import Lap, Session, StepResult
 
@@ -30,6 +31,7 @@ __all__ = [
     "Session",
     "StepResult",
     "backends",
+    "checkpoint",
     "errors",
     "get_backend",
     "init",
@@ -43,6 +45,7 @@ _HOME = {
     "Session": "accel.session",
     "StepResult": "accel.session",
     "backends": "accel.registry",
+    "checkpoint": "accel.recompute",
     "get_backend": "accel.registry",
     "init": "accel._init",
 }

@@ -14,11 +14,13 @@ import gc
 import importlib.util
 import itertools
 import logging
+import platform
 import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from typing import Any
 
 import torch
@@ -26,6 +28,7 @@ from rich.table import Table
 from torch import nn
 
 import accel
+from accel import _probe
 from accel.errors import ArgumentError
 
 PRECISIONS = ("fp32", "bf16", "fp16")
@@ -62,6 +65,35 @@ def table(results: Sequence[Overhead]) -> Table:
         for name, reason in result.missing.items():
             shown.add_row(*head, name, "not run", reason)
     return shown
+
+
+def record(results: Sequence[Overhead]) -> dict[str, Any]:
+    """The results as plain data for a JSON file: microseconds a step, with versions, processor and date."""
+    versions = _probe.versions("torch", "accelerate", "lightning-fabric")
+    return {
+        "benchmark": "overhead of a training step, us",
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "versions": {"accel": accel.__version__, "python": platform.python_version(), **versions},
+        "processor": accel.get_backend("cpu").device.properties().name,
+        "results": [
+            {
+                "precision": one.precision,
+                "ranks": one.world_size,
+                "repeats": len(one.native),
+                "native_median": round(statistics.median(one.native), 1),
+                "added": {
+                    name: dict(zip(("median", "low", "high"), map(_rounded, one.interval(name)), strict=True))
+                    for name in one.added
+                },
+                "not_run": one.missing,
+            }
+            for one in results
+        ],
+    }
+
+
+def _rounded(value: float) -> float:
+    return round(value, 1)
 
 
 class TinyModel(nn.Module):

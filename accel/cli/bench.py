@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import rich
@@ -77,6 +79,7 @@ def overhead(
     repeats: Annotated[int, typer.Option(help="Interleaved repeats, each giving one paired difference.")] = 60,
     block: Annotated[int, typer.Option(help="Training steps timed in a row in each repeat.")] = 100,
     limit: Annotated[float | None, typer.Option(help="Fail when accel's upper bound is above these us.")] = None,
+    out: Annotated[str | None, typer.Option(help="Also write the figures to this JSON file.")] = None,
 ) -> None:
     """What a Session adds to a hand-written training step, beside Accelerate and Fabric where installed."""
     import os
@@ -86,28 +89,22 @@ def overhead(
     chosen = precision or ["fp32", "bf16", "fp16"]
     if nproc < 1:
         raise ArgumentError(f"--nproc {nproc}: expected an integer from 1")
+    if out is not None and not Path(out).resolve().parent.is_dir():
+        raise ArgumentError(f"--out {out}: its folder does not exist; make it first")
     if nproc > 1 and "RANK" not in os.environ:
         from accel.cli.launch import run_ranks
 
-        words = [
-            "-m",
-            "accel",
-            "bench",
-            "overhead",
-            "--nproc",
-            str(nproc),
-            "--repeats",
-            str(repeats),
-            "--block",
-            str(block),
-        ]
-        raise typer.Exit(run_ranks([*words, *(w for p in chosen for w in ("--precision", p))], nproc))
-    from accel.bench.overhead import measure, table
+        words = ["-m", *f"accel bench overhead --nproc {nproc} --repeats {repeats} --block {block}".split()]
+        words += [word for name in chosen for word in ("--precision", name)] + ([] if out is None else ["--out", out])
+        raise typer.Exit(run_ranks(words, nproc))
+    from accel.bench.overhead import measure, record, table
 
     results = [measure(p, repeats=repeats, block=block) for p in chosen]
     if os.environ.get("RANK", "0") != "0":
         return
     rich.get_console().print(table(results))
+    if out is not None:
+        Path(out).write_text(json.dumps(record(results), indent=2) + "\n")
     above = [r for r in results if limit is not None and r.interval("accel")[2] > limit]
     if above:
         names = ", ".join(f"{r.precision} {r.interval('accel')[2]:.1f} us" for r in above)

@@ -14,6 +14,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from accel import recompute
 from accel.errors import ArgumentError
 
 Norm = Callable[[int], nn.Module]
@@ -79,7 +80,8 @@ class ResNet(nn.Module):
     `zero_init_residual` starts the scale of each block's last normalisation at 0, so that every block begins as the
     identity (Goyal et al., https://arxiv.org/abs/1706.02677, section 5.1). `norm_layer` makes a normalisation from a
     channel count; `nn.Identity` or a GroupNorm gives a model without batch statistics. Raises `ArgumentError` for
-    `num_classes` below 1 and for `zero_init_residual` with a normalisation that has no scale.
+    `num_classes` below 1 and for `zero_init_residual` with a normalisation that has no scale. `checkpoint` keeps only
+    each block's input for backward and computes the block again there: less memory, the same numbers.
     """
 
     def __init__(
@@ -89,8 +91,10 @@ class ResNet(nn.Module):
         num_classes: int = 1000,
         zero_init_residual: bool = False,
         norm_layer: Norm = nn.BatchNorm2d,
+        checkpoint: bool = False,
     ) -> None:
         super().__init__()
+        self.checkpoint = checkpoint
         if num_classes < 1:
             raise ArgumentError(f"num_classes is {num_classes}; a classifier needs at least 1 class")
         self.conv1 = nn.Conv2d(3, 64, kernel_size=7, stride=2, padding=3, bias=False)
@@ -107,7 +111,9 @@ class ResNet(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
-        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        for stage in (self.layer1, self.layer2, self.layer3, self.layer4):
+            for block in stage:
+                x = recompute.checkpoint(block, x) if self.checkpoint and torch.is_grad_enabled() else block(x)
         return self.fc(torch.flatten(self.avgpool(x), 1))  # type: ignore[no-any-return]
 
     def _initialise(self, zero_init_residual: bool) -> None:
@@ -124,14 +130,24 @@ class ResNet(nn.Module):
                 nn.init.zeros_(scale)
 
 
-def resnet18(num_classes: int = 1000, zero_init_residual: bool = False, norm_layer: Norm = nn.BatchNorm2d) -> ResNet:
+def resnet18(
+    num_classes: int = 1000,
+    zero_init_residual: bool = False,
+    norm_layer: Norm = nn.BatchNorm2d,
+    checkpoint: bool = False,
+) -> ResNet:
     """ResNet-18: 11,689,512 parameters at 1000 classes."""
-    return ResNet(BasicBlock, (2, 2, 2, 2), num_classes, zero_init_residual, norm_layer)
+    return ResNet(BasicBlock, (2, 2, 2, 2), num_classes, zero_init_residual, norm_layer, checkpoint)
 
 
-def resnet50(num_classes: int = 1000, zero_init_residual: bool = False, norm_layer: Norm = nn.BatchNorm2d) -> ResNet:
+def resnet50(
+    num_classes: int = 1000,
+    zero_init_residual: bool = False,
+    norm_layer: Norm = nn.BatchNorm2d,
+    checkpoint: bool = False,
+) -> ResNet:
     """ResNet-50 v1.5: 25,557,032 parameters at 1000 classes, 8.18 GFLOP forward an image of 224 x 224."""
-    return ResNet(Bottleneck, (3, 4, 6, 3), num_classes, zero_init_residual, norm_layer)
+    return ResNet(Bottleneck, (3, 4, 6, 3), num_classes, zero_init_residual, norm_layer, checkpoint)
 
 
 def _conv1x1(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:

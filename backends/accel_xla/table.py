@@ -26,6 +26,9 @@ def capabilities(transport: Transport, client: str) -> CapabilityTable:
         "memory.reserved": unsupported(NO_ALLOCATOR if counted else NO_FIGURES),
         "memory.peak_reset": unsupported("PJRT's peak is that of the process"),
         "memory.snapshot": unsupported("PJRT keeps no allocation history in torch's format"),
+        "train.checkpoint": unsupported(
+            "torch's checkpoint replays dropout through a device module, which torch_xla lacks"
+        ),
         "prepare.compile": unsupported("each step is compiled as one graph already; torch.compile would cut it"),
         "prepare.sync_batchnorm": unsupported("torch's SyncBatchNorm takes CUDA tensors only"),
         "collective.processes": unsupported(ONE_PROCESS),

@@ -107,3 +107,19 @@ def test_bad_arguments_are_refused_by_name() -> None:
         resnet50(num_classes=0)
     with pytest.raises(ArgumentError, match=r"zero_init_residual needs .* Identity has no weight"):
         on_meta(resnet18, zero_init_residual=True, norm_layer=lambda _: nn.Identity())
+
+
+def test_recomputed_blocks_give_the_same_model_after_three_steps():  # T08
+    states = []
+    for checkpoint in (False, True):
+        torch.manual_seed(0)
+        model = resnet18(num_classes=3, checkpoint=checkpoint)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        generator = torch.Generator().manual_seed(1)
+        for _ in range(3):
+            model(torch.randn(2, 3, 32, 32, generator=generator)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        states.append(model.state_dict())
+    assert int(states[1]["bn1.num_batches_tracked"]) == int(states[1]["layer1.0.bn1.num_batches_tracked"]) == 3
+    torch.testing.assert_close(states[1], states[0])

@@ -112,6 +112,7 @@ class ToySpec:
     def load(self) -> BackendParts:
         transport = ToyTransport()
         table = {f"precision.{policy}": native("as on the host") for policy in ("fp32", "tf32", "bf16")}
+        table["train.checkpoint"] = native("as on the host")
         table["collective.processes"] = native("gloo")
         absent = (
             "precision.fp16",
