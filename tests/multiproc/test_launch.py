@@ -14,7 +14,7 @@ import pytest
 HELLO = """
 import os, sys
 names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "OMP_NUM_THREADS"]
-print("|".join([*(os.environ[name] for name in names), *sys.argv[1:]]))
+print("|".join([*(os.environ[name] for name in names), *sys.argv[1:]]) + "\\n", end="")
 """
 MEET = """
 from tests.multiproc.jobs import collective
@@ -23,7 +23,7 @@ with collective(timeout=60.0) as c:
     t = torch.ones(1)
     c.all_reduce(t)
     c.barrier()
-    print("sum", t.item(), flush=True)
+    print(f"sum {t.item()}\\n", end="", flush=True)  # one write: two ranks share the output
 """
 FAIL = """
 import os, signal, sys, time

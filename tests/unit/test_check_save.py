@@ -47,7 +47,12 @@ def test_a_place_that_may_not_be_looked_into_is_refused(tmp_path) -> None:
         closed.chmod(0o700)
 
 
-def test_a_read_only_place_is_refused(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(os, "access", lambda path, mode: not mode & os.W_OK)  # as on a read-only file system
-    with pytest.raises(ArgumentError, match=rf"cannot be written: no permission in {tmp_path}"):
-        _checkpoint.check_writable(tmp_path / "new" / "deeper")
+def test_a_place_that_takes_no_files_is_refused_even_to_root() -> None:
+    """/proc has the permission bits of a folder that root may write to, and takes nothing."""
+    with pytest.raises(ArgumentError, match=r"/proc/new/deeper cannot be written"):
+        _checkpoint.check_writable("/proc/new/deeper")
+
+
+def test_asking_leaves_nothing_behind(tmp_path) -> None:
+    _checkpoint.check_writable(tmp_path / "new" / "deeper")
+    assert list(tmp_path.iterdir()) == []
