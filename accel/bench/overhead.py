@@ -130,7 +130,7 @@ def measure(precision: str, *, repeats: int = 60, block: int = 100, seed: int = 
             "accel": _session(batches, session),
         }
         for name, make in (("accelerate", _accelerate), ("fabric", _fabric)):
-            reason = _why_not(name, session.world_size)
+            reason = _why_not(name, precision, session.world_size)
             if reason is None:
                 loops[name] = make(precision, batches)
             else:
@@ -296,9 +296,11 @@ def _fabric(precision: str, batches: list[Any]) -> Loop:
     return without_cast if precision == "fp32" else run
 
 
-def _why_not(name: str, world_size: int) -> str | None:
+def _why_not(name: str, precision: str, world_size: int) -> str | None:
     """Why a contender does not run; None when it can."""
     if world_size > 1:
         return "it would start a second process group in these ranks; run it with one process"
+    if name == "fabric" and precision == "fp16":
+        return "its 16-mixed precision does not run on a CPU"
     module = {"accelerate": "accelerate", "fabric": "lightning_fabric"}[name]
     return None if importlib.util.find_spec(module) else f"{module} is not installed"

@@ -14,17 +14,19 @@ from accel.errors import ArgumentError
 
 # The libraries compared with warn of their own deprecations, which are not this project's to fix.
 @pytest.mark.filterwarnings("ignore")
-def test_contenders_are_timed_in_pairs_and_the_record_names_versions():
-    result = overhead.measure("bf16", repeats=3, block=2)
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_contenders_are_timed_in_pairs_and_the_record_names_versions(precision):
+    result = overhead.measure(precision, repeats=3, block=2)
     installed = {"accelerate": "accelerate", "fabric": "lightning_fabric"}
     ran = {"accel", *(name for name, module in installed.items() if importlib.util.find_spec(module))}
+    ran -= {"fabric"} if precision == "fp16" else set()
     assert set(result.added) == ran
     assert set(result.missing) == {"accel", *installed} - ran
     assert len(result.native) == 3
     assert all(len(differences) == 3 for differences in result.added.values())
     written = json.loads(json.dumps(overhead.record([result])))
     assert {"accel", "python", "torch"} <= set(written["versions"])
-    assert written["results"][0]["precision"] == "bf16"
+    assert written["results"][0]["precision"] == precision
     assert written["results"][0]["native_median"] > 0
     console = Console(width=120)
     with console.capture() as shown:
