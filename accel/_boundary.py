@@ -20,7 +20,7 @@ from accel.scaler import Scaler
 
 
 class StepResult(NamedTuple):
-    """What one `Session.step` did. `grad_norm` and `loss_scale` stay on the device (0-dim fp32); reading one waits
+    """What one `Session.step` did. `grad_norm` and `loss_scale` stay on the device (0-dim); reading one waits
     for it.
     """
 
