@@ -117,7 +117,7 @@ class C10dTransport(Transport):
             rank=rank,
             world_size=world_size,
             timeout=timedelta(seconds=timeout),
-            device_id=None if device.type == "cpu" else device,
+            device_id=None if device.index is None else device,
         )
         self._created = True
         self._groups.append(dist.group.WORLD)

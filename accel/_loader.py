@@ -45,9 +45,8 @@ class Position:
     taken: int  # batches given to the user in this epoch
     committed: int  # those whose gradients went into a step: an open window is not saved, its batches come again
     finished: bool = False
-    start: dict[str, Any] = field(
-        default_factory=dict
-    )  # state of the generators that decide the order, at the epoch's start
+    # state of the generators that decide the order, at the epoch's start
+    start: dict[str, Any] = field(default_factory=dict)
 
     def state(self) -> dict[str, Any]:
         done = self.finished and self.committed == self.taken

@@ -71,7 +71,7 @@ class Persistence:
         """Take up this rank's random state and loader position; a note for each part that is lost."""
         place, seed = self._start.place, self._start.seed
         mine, saved_world = checkpoint.ranks.get(place.rank), int(checkpoint.meta["world_size"])
-        notes = []
+        self._batches.resume, notes = None, []
         absent = sorted(set(range(saved_world)) - set(checkpoint.ranks))
         if saved_world != place.world_size:
             notes.append(

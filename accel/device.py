@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from accel.errors import ArgumentError
+
 
 class DeviceProperties(NamedTuple):
     """What is known of one device; a field that cannot be known is None."""
@@ -92,3 +94,14 @@ class Device(ABC):
     def move(self, tensor: torch.Tensor) -> torch.Tensor:
         """`tensor` on this device, copied without blocking the host where its memory allows it."""
         return tensor.to(self.torch_device, non_blocking=True)
+
+    def _checked(self, index: int | None) -> int:
+        """`index`, or the current one. Raises `ArgumentError` when it is not below `count()`."""
+        if index is None:
+            return self.current()
+        if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < self.count():
+            raise ArgumentError(
+                f"index={index!r}: {self.type} has {self.count()} device(s) visible to this process; "
+                f"expected an int from 0 to {self.count() - 1}"
+            )
+        return index

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from accel.device import Device, DeviceProperties
-from accel.errors import ArgumentError
 
 
 class EagerDevice(Device):
@@ -79,16 +78,6 @@ class EagerDevice(Device):
             else:
                 notes.append(foreign_generator(name, self.type))
         return notes
-
-    def _checked(self, index: int | None) -> int:
-        if index is None:
-            return self.current()
-        if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < self.count():
-            raise ArgumentError(
-                f"index={index!r}: {self.type} has {self.count()} device(s) visible to this process; "
-                f"expected an int from 0 to {self.count() - 1}"
-            )
-        return index
 
 
 HOST_GENERATORS = ("python", "numpy", "torch")

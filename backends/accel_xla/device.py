@@ -19,7 +19,7 @@ from torch_xla.debug import metrics
 
 from accel.device import Device, DeviceProperties
 from accel.eager import HOST_GENERATORS, foreign_generator, host_rng_state, set_host_rng_state
-from accel.errors import ArgumentError, UnsupportedError
+from accel.errors import UnsupportedError
 
 READS = "aten::_local_scalar_dense"  # a value that the user reads (.item(), float(t)), not an operation run on the host
 
@@ -104,13 +104,3 @@ class XlaDevice(Device):
 
     def event(self, timing: bool = False) -> NoReturn:
         raise UnsupportedError("device.event is unsupported on backend 'xla': a lazy device has no streams")
-
-    def _checked(self, index: int | None) -> int:
-        if index is None:
-            return self.current()
-        if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < self.count():
-            raise ArgumentError(
-                f"index={index!r}: {self.type} has {self.count()} device(s) visible to this process; "
-                f"expected an int from 0 to {self.count() - 1}"
-            )
-        return index
