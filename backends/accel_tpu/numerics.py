@@ -10,6 +10,7 @@ import torch
 
 from accel.errors import UnsupportedError
 from accel.numerics import Numerics
+from accel_tpu.device import experimental
 
 NO_FP16 = (
     "TPUs have no float16 units, and torch_tpu lacks the operation under torch.amp.GradScaler (0.2.0); use bf16, which "
@@ -38,9 +39,11 @@ class TpuNumerics(Numerics):
         torch.use_deterministic_algorithms(deterministic)
 
     def read(self) -> dict[str, str]:
+        with experimental():
+            excess = torch.get_device_module(self.device_type).allow_excess_precision
         return {
             "float32_matmul_precision": torch.get_float32_matmul_precision(),
-            "allow_excess_precision": str(torch.get_device_module(self.device_type).allow_excess_precision),
+            "allow_excess_precision": str(excess),
             "deterministic_algorithms": str(torch.are_deterministic_algorithms_enabled()),
         }
 
