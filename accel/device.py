@@ -83,6 +83,10 @@ class Device(ABC):
         """Names of the operations counted as `fallbacks`; none where every operation runs on the device."""
         return []
 
+    def host_reads(self) -> int:
+        """Tensors copied to the host since the process started, where a copy ends a lazy graph; 0 on eager devices."""
+        return 0
+
     @abstractmethod
     def stream(self) -> Any:
         """A new stream. Raises `UnsupportedError` on lazy devices."""

@@ -99,8 +99,8 @@ class Session:
 
     @property
     def dropped_batches(self) -> int:
-        """Training batches of this rank that were not used because another rank had no more; of a loader without a
-        length, those that were fetched already.
+        """Training batches of this rank that were not used: another rank had no more (of a loader without a length,
+        those that were fetched already), or the last one was short and `batches` dropped it.
         """
         return self._batches.dropped
 
@@ -162,17 +162,20 @@ class Session:
         skip: int = 0,
         steps: int | None = None,
         prefetch: int = 2,
+        short: str | None = None,
     ) -> Iterator[Any]:
         """Iterate over `loader` with its batches on the device.
 
         train: ranks agree on the number of batches (what is dropped is counted in `dropped_batches`), `epoch` reaches
         `set_epoch`, and a loaded checkpoint's epoch goes on with its next unseen batch. train=False: every batch, no
         communication. `skip` leaves out the first batches; `steps` is the largest number of batches (micro-batches)
-        to give; `prefetch` batches are copied ahead to the device.
+        to give; `prefetch` batches are copied ahead to the device. `short`: whether training sees a last batch that is
+        smaller than the others ("keep", the default of eager devices) or not ("drop", counted in `dropped_batches`, the
+        default of lazy devices, which compile a graph for each shape).
         """
-        _loader.check_arguments(train, epoch, skip, steps, prefetch)
+        _loader.check_arguments(train, epoch, skip, steps, prefetch, short)
         if train:
-            return self._batches.train(loader, epoch, skip, steps, prefetch)
+            return self._batches.train(loader, epoch, skip, steps, prefetch, short)
         return self._batches.evaluate(loader, epoch, skip, steps)
 
     def backward(self, loss: torch.Tensor, weight: Any = None) -> None:
@@ -216,6 +219,8 @@ class Session:
             raise ArgumentError("step() got no optimizer; pass every optimizer of the window, as prepare returned them")
         self._micro_batches += 1
         window = self._window
+        if self._cuts is not None:
+            self._cuts.stepping(self._boundary.steps + 1)
         if final or window.last:
             result = self._boundary.run(optimizers, scheduler)
             position = self._batches.position
@@ -330,6 +335,8 @@ class Session:
         if self._closed:
             return
         self._closed = True
+        if self._cuts is not None:
+            self._cuts.stop()
         if not failed:
             self._drop_window("the session was closed")
         self.backend.precision.restore()
