@@ -139,6 +139,30 @@ class Results:
 
 
 @dataclass(frozen=True)
+class Prediction:
+    """What a compiler said of a program that never ran. Sizes in bytes and counts are of one device."""
+
+    topology: str
+    program: str
+    optimization: str
+    fits: bool
+    compile_time: Figure
+    temporary: Figure
+    arguments: Figure
+    outputs: Figure
+    aliased: Figure
+    code: Figure
+    flops: Figure
+    bytes_accessed: Figure
+    needed: Figure
+    available: Figure
+    missing: Figure
+    largest_batch: Figure
+    batches_tried: tuple[int, ...]
+    message: str | None
+
+
+@dataclass(frozen=True)
 class Record:
     """One run of a benchmark."""
 
@@ -154,6 +178,7 @@ class Record:
     workload: Workload
     protocol: Protocol
     results: Results
+    prediction: Prediction | None = None  # only where the origin is "predicted"
     warnings: tuple[str, ...] = ()
     schema: str = field(default=SCHEMA)
 
@@ -177,7 +202,7 @@ def _singular(unit: str) -> str:
     return unit.removesuffix("es") if unit.endswith("ches") else unit.removesuffix("s")
 
 
-_OPTIONAL = frozenset({"origin", "reason"})  # absent from the file where None
+_OPTIONAL = frozenset({"origin", "reason", "prediction"})  # absent from the file where None
 
 
 def _plain(value: Any) -> Any:
