@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from functools import cache
+from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 SCHEMA = "accel-record/1"
@@ -227,6 +228,8 @@ def _typed(cls: Any, data: dict[str, Any]) -> Any:
 def _convert(hint: Any, item: Any) -> Any:
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return _typed(hint, item)
+    if isinstance(hint, UnionType) and isinstance(item, dict):  # a part that may be absent
+        return _typed(next(one for one in get_args(hint) if dataclasses.is_dataclass(one)), item)
     if get_origin(hint) is tuple:
         return tuple(_convert(get_args(hint)[0], element) for element in item)
     return item
