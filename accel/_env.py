@@ -20,6 +20,7 @@ log = logging.getLogger("accel")
 SETTINGS = {
     "ACCEL_BACKEND": "backend to use: cuda, npu (ascend), xla, tpu, cpu or a registered third-party name",
     "ACCEL_NUM_THREADS": "CPU threads of each process; default: cores // local world size",
+    "ACCEL_AOT_PYTHON": "Python with jax and libtpu, for compilation ahead of time; default: the one that runs",
     "ACCEL_LOG_LEVEL": "level of the `accel` logger: DEBUG, INFO, WARNING (default) or ERROR",
 }
 

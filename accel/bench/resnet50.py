@@ -68,7 +68,7 @@ def run(options: Options, out: str | Path, command: str) -> tuple[Path, records.
         machine = _environment.gather(session)
         if not session.is_main:
             return None
-        work = _train.workload(session, trainer, train, options)
+        work = _train.workload(trainer, train, options)
         record = _record(
             record_id, started, command, options, session, machine, work, schedule, timings, points, accuracy
         )
