@@ -95,7 +95,7 @@ class Device(ABC):
         """`tensor` on this device, copied without blocking the host where its memory allows it."""
         return tensor.to(self.torch_device, non_blocking=True)
 
-    def _checked(self, index: int | None) -> int:
+    def checked(self, index: int | None) -> int:
         """`index`, or the current one. Raises `ArgumentError` when it is not below `count()`."""
         if index is None:
             return self.current()
