@@ -6,7 +6,7 @@ from accel.eager_memory import EagerMemory
 
 
 class CudaMemory(EagerMemory):
-    """Words of CUDA, cuBLAS, cuDNN and NCCL for "out of memory" (torch 2.9 to 2.14); torch.OutOfMemoryError is known."""
+    """Words of CUDA, cuBLAS, cuDNN and NCCL for "out of memory" (torch 2.9 to 2.14), beside torch.OutOfMemoryError."""
 
     oom_texts = (
         "CUDA out of memory",
