@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from accel._loader import moved
+from accel._copies import moved
 from accel._reads import ReadTracer
 from accel.device import Device
 

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from accel import __version__, _env
 from accel._init import init
-from accel._loader import moved
+from accel._copies import moved
 from accel.aot._program import Program, as_run
 from accel.errors import ArgumentError, BackendError, ExportError
 from accel.session import Session
