@@ -96,7 +96,7 @@ class InGraphSync(GradSync):
                 make_equal(self._collective, model.buffers, model.mean)
 
     def _agree(self, parameters: list[nn.Parameter]) -> list[Any]:
-        """What each rank has: backwards of this micro-batch, whether each parameter has a gradient, digest of its graph.
+        """What each rank has: backwards of this micro-batch, whether each parameter has a gradient, its graph's digest.
 
         Returns when all ranks have recorded the same, or have run apart what they had.
         """

@@ -17,7 +17,7 @@ import torch
 from accel.rendezvous import Rendezvous
 
 if TYPE_CHECKING:
-    from torch.distributed import Store
+    from torch.distributed.distributed_c10d import Store
 
 REDUCE_OPS = ("sum", "mean", "min", "max", "product")
 
@@ -88,16 +88,16 @@ class Transport(ABC):
         """A sub-group; called by every rank of the world in the same order."""
 
     def recording(self) -> AbstractContextManager[None]:
-        """On a lazy device: operations inside become part of the graph that is being recorded, which `cut` runs. Outside
-        each runs in a graph of its own. Nothing on eager devices.
+        """On a lazy device: operations inside become part of the graph that is being recorded, which `cut` runs.
+        Outside each runs in a graph of its own. Nothing on eager devices.
         """
         return contextlib.nullcontext()
 
     def digest(self, tensors: Sequence[torch.Tensor]) -> str:
-        """On a lazy device: what identifies the graph that `tensors` wait for; ranks can run only equal ones together."""
+        """On a lazy device: what identifies the graph that `tensors` wait for; ranks can run equal ones together."""
         return ""
 
-    def cut(self) -> None:
+    def cut(self) -> None:  # noqa: B027 - there is nothing to run on eager devices
         """Run the recorded graph together with all other ranks; nothing on eager devices.
 
         Raises `CollectiveTimeout`, running nothing, where ranks do not come.

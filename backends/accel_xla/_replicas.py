@@ -8,35 +8,33 @@ meet before a cut, and cut one after the other under a lock: the first compiles,
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from datetime import timedelta
 
-from torch.distributed import HashStore
-from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.distributed_c10d import HashStore, PrefixStore, Store
 
 from accel.control import named
 from accel.errors import CollectiveError, CollectiveTimeout
 
 _lock = threading.Lock()  # guards the tables below
-_stores: dict[str, Store] = {}
+_base: list[Store] = []
 _meetings: dict[str, Meeting] = {}
 # Held while one replica compiles and starts a graph. Never while waiting for another replica, so it cannot block one.
 cutting = threading.Lock()
 
 
 def store(rank: int, timeout: float) -> tuple[Store, str]:
-    """The store of this process's replicas, with a key space that no earlier connection has used, and its name.
+    """The store of this process's replicas, with a key space that no earlier connection has used, and that key space.
 
-    `timeout` in seconds. Jobs one after the other in a process are told apart by MASTER_PORT, as on a TCP store.
+    `timeout` in seconds.
     """
-    job = os.environ.get("MASTER_PORT", "")
     with _lock:
-        base = _stores.setdefault(job, HashStore())
-        base.set_timeout(timedelta(seconds=timeout))
-    connection = base.add(f"connections/{rank}", 1)
-    return PrefixStore(str(connection), base), f"{job}/{connection}"
+        if not _base:
+            _base.append(HashStore())
+        _base[0].set_timeout(timedelta(seconds=timeout))
+    connection = str(_base[0].add(f"connections/{rank}", 1))
+    return PrefixStore(connection, _base[0]), connection
 
 
 def meeting(name: str, ranks: list[int]) -> Meeting:

@@ -1,4 +1,4 @@
-"""Transport of the XLA backend: collectives of XLA's own, recorded into the graph, between the replicas that PJRT knows.
+"""Transport of the XLA backend: XLA's own collectives, recorded into the graph, between PJRT's replicas.
 
 Rank, world size and local rank are PJRT's. Within a step a collective is a node of the step's graph. One that the user
 calls runs in a graph of its own, since programs with a collective must be alike on all replicas and whatever else is
