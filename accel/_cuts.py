@@ -8,6 +8,7 @@ shape; a graph that is new in every step is a fault of the loop that costs more 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -32,8 +33,9 @@ ADVICE = (
 class Cuts:
     """Cuts the graph of one session's lazy device and counts what was compiled at its windows' ends."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, run: Callable[[], None]) -> None:
         self._device = device
+        self._run = run  # cuts and runs the graph of a window's end, which all ranks run together
         self._windows = 0
         self._settled = False  # warm-up is over: a window has passed in which nothing was compiled
         self._seen: set[tuple[Any, ...]] = set()  # shapes and dtypes of batches
@@ -92,7 +94,7 @@ class Cuts:
     def boundary(self, step: int) -> None:
         """Cut at the end of the window that is optimizer step `step`."""
         before = self._device.counters()["compiles"]
-        self._device.flush()
+        self._run()
         compiled = self._device.counters()["compiles"] - before
         if self._settled and compiled:
             self._report(step, compiled)

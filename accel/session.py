@@ -65,7 +65,8 @@ class Session:
         self._names: dict[int, str] = {}
         self._models: list[nn.Module] = []
         self._optimizers: dict[int, torch.optim.Optimizer] = {}
-        self._cuts = Cuts(start.backend.device) if start.backend.kind == "lazy" else None
+        run = start.backend.device.flush if self._alone else start.backend.transport.cut
+        self._cuts = Cuts(start.backend.device, run) if start.backend.kind == "lazy" else None
         self._boundary = Boundary(
             start.backend,
             self._window,
