@@ -99,6 +99,7 @@ class C10dTransport(Transport):
     """Tensor operations through torch.distributed's default process group, made here or found."""
 
     c10d_backend: ClassVar[str]
+    later: ClassVar[float] = 0.0  # seconds by which torch's limit comes after the fabric's own
     blocks: ClassVar[bool] = False  # True where waiting blocks the host (gloo); False where it orders streams
 
     def __init__(self) -> None:
@@ -116,7 +117,7 @@ class C10dTransport(Transport):
             store=store,
             rank=rank,
             world_size=world_size,
-            timeout=timedelta(seconds=timeout),
+            timeout=timedelta(seconds=timeout + self.later),
             device_id=None if device.index is None else device,
         )
         self._created = True
@@ -149,7 +150,7 @@ class C10dTransport(Transport):
         return self._point_to_point(dist.irecv(tensor, src, group))
 
     def new_group(self, ranks: Sequence[int], timeout: float) -> Any:
-        group = dist.new_group(list(ranks), timeout=timedelta(seconds=timeout), backend=self.c10d_backend)
+        group = dist.new_group(list(ranks), timeout=timedelta(seconds=timeout + self.later), backend=self.c10d_backend)
         if dist.get_rank() in ranks:
             self._groups.append(group)
         return group

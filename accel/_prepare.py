@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from accel.capabilities import CapabilityTable, unsupported
 from accel.errors import ArgumentError, ModelError
 
 HALF = (torch.float16, torch.bfloat16)
@@ -57,17 +58,27 @@ def check(model: object, optimizers: tuple[Any, ...]) -> None:
                     )
 
 
+def memory_format(channels_last: bool | None, table: CapabilityTable) -> torch.memory_format | None:
+    """The layout that 4-dimensional parameters are to have; None keeps theirs."""
+    if channels_last:
+        return torch.channels_last
+    known = table.get("prepare.channels_last", unsupported("not listed")).available
+    return None if known and channels_last is None else torch.contiguous_format
+
+
 def place(
-    model: nn.Module, optimizers: tuple[torch.optim.Optimizer, ...], device: torch.device, channels_last: bool
+    model: nn.Module,
+    optimizers: tuple[torch.optim.Optimizer, ...],
+    device: torch.device,
+    layout: torch.memory_format | None,
 ) -> None:
     """Move `model` to `device` in place, expanded buffers made whole so that they can be written; parameters that
     became new objects are tied again and put into the optimizers.
     """
     before = dict(model.named_parameters(remove_duplicate=False))
-    if channels_last:
-        model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]  # applies to 4-D tensors only
-    else:
-        model.to(device)
+    if layout is not None:
+        model.to(memory_format=layout)  # type: ignore[call-overload]  # of 4-D tensors only; on the host, where it works
+    model.to(device)
     for name, buffer in list(model.named_buffers()):
         if 0 in buffer.stride() and buffer.numel() > 1:
             owner, _, leaf = name.rpartition(".")

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from accel.errors import ArgumentError
+from accel.errors import ArgumentError, DeviceError
 
 
 class DeviceProperties(NamedTuple):
@@ -95,7 +95,11 @@ class Device(ABC):
         """`tensor` on this device, copied without blocking the host where its memory allows it."""
         return tensor.to(self.torch_device, non_blocking=True)
 
-    def _checked(self, index: int | None) -> int:
+    def explained(self, error: RuntimeError) -> DeviceError | None:
+        """`error` with the advice that finds its cause, where the device raised it late; None for any other."""
+        return None
+
+    def checked(self, index: int | None) -> int:
         """`index`, or the current one. Raises `ArgumentError` when it is not below `count()`."""
         if index is None:
             return self.current()

@@ -34,10 +34,10 @@ class EagerDevice(Device):
         return int(self._module.current_device())
 
     def set(self, index: int) -> None:
-        self._module.set_device(self._checked(index))
+        self._module.set_device(self.checked(index))
 
     def properties(self, index: int | None = None) -> DeviceProperties:
-        found = self._module.get_device_properties(self._checked(index))
+        found = self._module.get_device_properties(self.checked(index))
         return DeviceProperties(found.name, found.total_memory, None, {})
 
     def synchronize(self) -> None:

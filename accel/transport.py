@@ -67,6 +67,12 @@ class Transport(ABC):
     def new_group(self, ranks: Sequence[int], timeout: float) -> Any:
         """A sub-group; called by every rank of the world in the same order."""
 
+    def fault(self, error: RuntimeError) -> str | None:
+        """What an error of this fabric means and what to change, in one line; None where `error` is not the fabric's,
+        or says all itself.
+        """
+        return None
+
     @abstractmethod
     def abort(self) -> None:
         """Give up all operations in flight, as far as the fabric can."""

@@ -26,6 +26,7 @@ def capabilities(transport: Transport) -> CapabilityTable:
         "memory.peak_reset": native("Linux resets the peak resident set through /proc/self/clear_refs"),
         "memory.snapshot": unsupported("torch keeps no allocation history of CPU tensors"),
         "train.checkpoint": native("recomputed in backward; buffers are written once, dropout masks are replayed"),
+        "prepare.channels_last": native("oneDNN computes convolutions in it"),
         "prepare.compile": native("torch.compile with inductor; needs a C++ compiler"),
         "prepare.sync_batchnorm": unsupported("torch's SyncBatchNorm takes no CPU tensors"),
         "collective.processes": native("gloo between processes, over TCP"),
