@@ -88,7 +88,8 @@ class Batches:
         self._drop("a new pass over the training data began")
         saved, wanted = self._resumed(epoch)
         _set_epoch(loader, wanted)
-        length, whole = _length(loader), _same
+        length = _length(loader)
+        whole: Callable[[Any], Any] = _same
         last = _last_samples(loader) if short == DROP or (short is None and self._lazy) else 0
         if last is None:  # it shows when the batch is there, which ranks must then agree on one by one
             length, whole = None if several else length, self._whole
@@ -142,7 +143,8 @@ class Batches:
     def _run(
         self, ahead: Iterator[tuple[Any, bool]], position: Position, prefetch: int, cut: int | None
     ) -> Iterator[Any]:
-        begin, saw, move, clock = self._begin, self._saw, self._move, time.perf_counter
+        begin, saw, clock = self._begin, self._saw, time.perf_counter
+        move: Callable[[Any], Any] = self._move
         if not self._device.is_host and prefetch > 1:
             ahead, move = _copied_ahead(ahead, self._device.copies(), prefetch), _same
         while True:
@@ -274,9 +276,7 @@ def _last_samples(loader: Any) -> int | None:
     return 0 if loader.drop_last or samples <= loader.batch_size else samples % loader.batch_size
 
 
-def check_arguments(
-    train: object, epoch: object, skip: object, steps: object, prefetch: object, short: object
-) -> None:
+def check_arguments(train: object, epoch: object, skip: object, steps: object, prefetch: object, short: object) -> None:
     """Raise `ArgumentError` for a value of `Session.batches` that cannot be used."""
     for name, value, least, optional in (
         ("epoch", epoch, 0, True),

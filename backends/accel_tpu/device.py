@@ -1,4 +1,5 @@
-"""TPU devices of torch_tpu. Most of `torch.tpu` refuses its users and points to `torch.accelerator`, which is used here.
+"""TPU devices of torch_tpu. Most of `torch.tpu` refuses its users and points to `torch.accelerator`, which is used
+here.
 
 torch_tpu binds a process to one device and refuses to change it (0.2.0): there is one, with accel's index 0.
 """
@@ -38,10 +39,10 @@ class TpuDevice(EagerDevice):
         return 0
 
     def set(self, index: int) -> None:
-        self._checked(index)  # the only device is current already
+        self.checked(index)  # the only device is current already
 
     def properties(self, index: int | None = None) -> DeviceProperties:
-        self._checked(index)
+        self.checked(index)
         with experimental():
             name = str(self._module.get_device_name())
             try:
@@ -57,7 +58,8 @@ class TpuDevice(EagerDevice):
         torch.accelerator.synchronize(self.bound())
 
     def counters(self) -> dict[str, int]:
-        # Each operation is compiled for its shapes at first use: the misses of that cache are what was compiled. One that
+        # Each operation is compiled for its shapes at first use: the misses of that cache are what was compiled. One
+        # that
         # the TPU lacks raises; none runs on the host (0.2.0).
         return {"compiles": int(self._module._get_cache_misses()), "fallbacks": 0}
 
@@ -76,7 +78,7 @@ class TpuDevice(EagerDevice):
         return super()._set_device_rng_state({name: value for name, value in state.items() if name != self.type})
 
     def bound(self) -> int:
-        """torch's index of the device that this process is bound to."""
+        """Torch's index of the device that this process is bound to."""
         return int(torch.accelerator.current_device_index())
 
     def start(self) -> None:
