@@ -29,6 +29,7 @@ COMPILERS = ("c++", "g++", "clang++")  # the first that exists, unless CXX names
 GENERATED = 2  # files that the operators are spread over, so that two cores can compile them
 FLAGS = ("-std=c++17", "-O1", "-fPIC", "-w", "-D_GLIBCXX_USE_CXX11_ABI=1")
 SLOW = ("-O0",)  # for files that include ATen: a third of the time, and the work is done in libtorch's kernels
+HEADER = "prelude.h"
 
 # Each library that torch_npu links or opens, and the sources it is made of; one without sources only needs to exist.
 _INPUTS = {".cpp", ".h", ".def", ".txt"}
@@ -36,7 +37,7 @@ RUNTIME = ("common", "runtime_device", "runtime_memory", "runtime_streams", "run
 LIBRARIES = {
     "ascendcl": RUNTIME,
     "hccl": ("hccl", "hccl_mailbox", "hccl_reduce"),
-    "opapi": ("ops", "fallback", *(f"generated_{part}" for part in range(GENERATED))),
+    "opapi": ("ops", "layers", "fallback", *(f"generated_{part}" for part in range(GENERATED))),
     **dict.fromkeys(("acl_op_compiler", "ge_runner", "graph", "acl_tdt_channel"), ()),
 }
 
@@ -102,12 +103,17 @@ def _make(folder: Path, packages: Packages, chosen: Compiler) -> None:
         made = Path(scratch) / "made"
         made.mkdir()
         _generate(Path(scratch))
-        names = [name for sources in LIBRARIES.values() for name in sources]
-        with ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)))) as pool:
-            # Those that include ATen take most of the time: they start first.
-            jobs = [pool.submit(_compile, name, Path(scratch), packages, chosen) for name in sorted(names, key=_quick)]
+        pool = ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0))))
+        try:
+            header = pool.submit(_precompile, Path(scratch), packages, chosen)
+            quick = (*RUNTIME, *LIBRARIES["hccl"])
+            jobs = [pool.submit(_compile, name, Path(scratch), packages, chosen) for name in quick]
+            header.result()
+            jobs += [pool.submit(_compile, name, Path(scratch), packages, chosen) for name in LIBRARIES["opapi"]]
             for job in jobs:
                 job.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
         for library, sources in LIBRARIES.items():
             _link(library, sources, Path(scratch), made, packages, chosen)
         shutil.copy(HERE / "native.txt", made / "native.txt")
@@ -122,21 +128,29 @@ def _generate(scratch: Path) -> None:
         (scratch / f"generated_{part}.cpp").write_text(operators.generate(chosen[part::GENERATED], limits))
 
 
-def _quick(name: str) -> bool:
-    return name not in LIBRARIES["opapi"]
+def _precompile(scratch: Path, packages: Packages, chosen: Compiler) -> None:
+    """ATen's headers, once for all files that include them: reading them is most of the work."""
+    header = scratch / HEADER
+    header.write_text('#include "ops.h"\n#include <torch/library.h>\n')
+    _call(chosen, *_flags(packages, slow=True), "-x", "c++-header", str(header), "-o", f"{header}.gch")
 
 
 def _compile(name: str, scratch: Path, packages: Packages, chosen: Compiler) -> None:
     source = scratch / f"{name}.cpp"
     source = source if source.exists() else SOURCES / f"{name}.cpp"
+    slow = name in LIBRARIES["opapi"]
+    include = ["-include", str(scratch / HEADER)] if slow else []
+    _call(chosen, *_flags(packages, slow=slow), *include, "-c", str(source), "-o", str(scratch / f"{name}.o"))
+
+
+def _flags(packages: Packages, *, slow: bool) -> list[str]:
     third_party = packages.torch_npu_folder / "include" / "third_party"
     torch = packages.torch_folder / "include"
     include = [
         SOURCES, packages.torch_npu_folder / "include", third_party / "acl" / "inc", third_party / "hccl" / "inc",
         torch, torch / "torch" / "csrc" / "api" / "include",
     ]  # fmt: skip
-    flags = [*FLAGS, *(() if _quick(name) else SLOW), *(f"-I{folder}" for folder in include)]
-    _call(chosen, *flags, "-c", str(source), "-o", str(scratch / f"{name}.o"))
+    return [*FLAGS, *(SLOW if slow else ()), *(f"-I{folder}" for folder in include)]
 
 
 def _link(

@@ -27,7 +27,7 @@ def npu(
     rebuild: Annotated[bool, typer.Option("--rebuild", help="Compile the emulator again.")] = False,
     check_symbols: Annotated[
         bool,
-        typer.Option("--check-symbols", help="Compare with torch_npu WHEEL files or versions; none: the installed."),
+        typer.Option("--check-symbols", help="Compare with torch_npu wheels: files or versions."),
     ] = False,
 ) -> None:
     """Run COMMAND on the released torch_npu over an emulated CANN; no Ascend hardware is needed."""

@@ -95,7 +95,7 @@ def generate(chosen: Iterable[Operator], limits: Iterable[Refusal]) -> str:
     checks: dict[str, list[Refusal]] = {}
     for limit in limits:
         checks.setdefault(limit.name, []).append(limit)
-    parts = ['#include "ops.h"', "using namespace emu;"]
+    parts = ['#include "layers.h"', "using namespace emu;"]
     parts += [_definition(operator, checks.get(operator.name, [])) for operator in chosen]
     return "\n".join(parts) + "\n"
 

@@ -56,8 +56,8 @@ def check(torch: str, torch_npu: str, torch_folder: Path) -> None:
     if carried is not None:
         raise BackendError(
             f"torch {torch} is a {carried} build, beside which torch_npu {torch_npu} fails or ends the process; install "
-            f"the CPU build, `torch=={torch.partition('+')[0]}+cpu` from PyTorch's index of CPU wheels (pip alone brings "
-            "the CUDA build on x86-64)"
+            f"the CPU build, `torch=={torch.partition('+')[0]}+cpu` from PyTorch's index of CPU wheels (on x86-64 pip "
+            "alone brings the CUDA build)"
         )
 
 
