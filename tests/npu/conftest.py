@@ -1,4 +1,4 @@
-"""Tests of what only Ascend NPUs do; they run on the emulated CANN: `accel emulate npu -- pytest --backend npu tests/npu`."""
+"""Tests of what only Ascend NPUs do; they run on emulated ones, under `accel emulate npu`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def python() -> Run:
     """Run a piece of Python in a process of its own, on the emulated NPUs with these settings; its output is text."""
 
-    def run(code: str, *, check: bool = True, timeout: float = 120, **settings: str) -> subprocess.CompletedProcess[str]:
+    def run(
+        code: str, *, check: bool = True, timeout: float = 120, **settings: str
+    ) -> subprocess.CompletedProcess[str]:
         environ = {
             **os.environ,
             **settings,

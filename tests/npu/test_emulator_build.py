@@ -51,9 +51,7 @@ def test_two_processes_that_need_the_same_build_make_it_once_and_a_third_takes_i
     assert (folder / "libascendcl.so").stat().st_ino != inode
 
 
-def test_a_compiler_that_fails_is_quoted_and_leaves_no_build(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_compiler_that_fails_is_quoted_and_leaves_no_build(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     broken = tmp_path / "broken-compiler"
     broken.write_text("#!/bin/sh\necho it broke >&2; exit 3\n")
     broken.chmod(0o755)

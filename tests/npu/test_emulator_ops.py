@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
+from torch.nn import functional
 
 from accel.models import resnet50
 from accel.testing.ranks import run_ranks
@@ -30,7 +30,7 @@ def test_resnet50_has_the_parameters_of_the_cpu_after_three_steps() -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
         for _ in range(3):
             optimizer.zero_grad()
-            F.cross_entropy(model(x.to(device)), y.to(device)).backward()
+            functional.cross_entropy(model(x.to(device)), y.to(device)).backward()
             optimizer.step()
     for (name, expected), found in zip(on_cpu.state_dict().items(), on_npu.state_dict().values(), strict=True):
         assert torch.equal(found.cpu(), expected), name
@@ -82,14 +82,14 @@ def test_operators_give_the_bits_of_the_cpu(dtype: torch.dtype) -> None:
         "norm": lambda t, u: torch.linalg.vector_norm(t),
         "mm": lambda t, u: t @ u.t(),
         "bmm": lambda t, u: torch.bmm(t.view(2, 2, 6), u.view(2, 6, 2)),
-        "linear": lambda t, u: F.linear(t, u, t[0, :4]),
+        "linear": lambda t, u: functional.linear(t, u, t[0, :4]),
         "softmax": lambda t, u: t.softmax(1),
         "log_softmax": lambda t, u: t.log_softmax(1),
-        "gelu": lambda t, u: F.gelu(t),
-        "silu": lambda t, u: F.silu(t),
-        "layer_norm": lambda t, u: F.layer_norm(t, (6,), u[0], u[1]),
-        "embedding": lambda t, u: F.embedding(index.to(t.device), t),
-        "cross_entropy": lambda t, u: F.cross_entropy(t, torch.tensor([0, 1, 5, 2], device=t.device)),
+        "gelu": lambda t, u: functional.gelu(t),
+        "silu": lambda t, u: functional.silu(t),
+        "layer_norm": lambda t, u: functional.layer_norm(t, (6,), u[0], u[1]),
+        "embedding": lambda t, u: functional.embedding(index.to(t.device), t),
+        "cross_entropy": lambda t, u: functional.cross_entropy(t, torch.tensor([0, 1, 5, 2], device=t.device)),
         "lerp": lambda t, u: torch.lerp(t, u, 0.3),
         "addcmul": lambda t, u: torch.addcmul(t, t, u, value=0.5),
         "addcdiv": lambda t, u: torch.addcdiv(t, t, u, value=0.5),
@@ -100,7 +100,7 @@ def test_operators_give_the_bits_of_the_cpu(dtype: torch.dtype) -> None:
 
 def test_dropout_keeps_the_asked_share_scales_it_and_uses_the_same_mask_backwards() -> None:
     x = torch.ones(200, 100, device="npu", requires_grad=True)
-    y = F.dropout(x, 0.25)
+    y = functional.dropout(x, 0.25)
     y.sum().backward()
     kept = (y != 0).float().mean().item()
     assert abs(kept - 0.75) < 0.02
@@ -119,7 +119,7 @@ def test_attention_has_the_gradients_of_the_cpu(causal: bool) -> None:
     found = []
     for device in ("cpu", "npu"):
         q, k, v = (t.to(device).detach().clone().requires_grad_() for t in values[:3])
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+        y = functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
         y.backward(values[3].to(device))
         found.append([t.detach().cpu() for t in (y, q.grad, k.grad, v.grad)])
     torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-5)

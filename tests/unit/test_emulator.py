@@ -91,7 +91,9 @@ def test_a_torch_that_carries_an_accelerator_is_refused_before_it_loads(
 
 
 def test_versions_that_do_not_pair_are_named(tmp_path: Path) -> None:
-    with pytest.raises(BackendError, match=r"torch 2\.13\.0\+cpu and torch_npu 2\.14\.0 do not pair.*install torch 2\.14"):
+    with pytest.raises(
+        BackendError, match=r"torch 2\.13\.0\+cpu and torch_npu 2\.14\.0 do not pair.*install torch 2\.14"
+    ):
         packages.check("2.13.0+cpu", "2.14.0", tmp_path)
 
 
@@ -151,7 +153,9 @@ def elf(*symbols_: tuple[str, bool]) -> bytes:
 
 def test_a_wheel_is_read_for_what_it_needs_of_cann(tmp_path: Path) -> None:
     wheel = tmp_path / "torch_npu-9.9.0-cp311-cp311-linux_x86_64.whl"
-    library = elf(("aclrtMalloc", False), ("HcclSend", False), ("malloc", False), ("aclOwn", True), ("rtKernelLaunch", False))
+    library = elf(
+        ("aclrtMalloc", False), ("HcclSend", False), ("malloc", False), ("aclOwn", True), ("rtKernelLaunch", False)
+    )
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("torch_npu/lib/libtorch_npu.so", library + b"\0aclnnAdd\0aclnnAddGetWorkspaceSize\0aclnnNew\0")
         archive.writestr("torch_npu/lib/other.so", elf(("aclOwn", False)))
