@@ -76,8 +76,8 @@ class Cuts:
         if self._tracer.lines:
             self._watched = _WATCHED
             log.warning(
-                "step %d: a value is read on the host before step() in each micro-batch, at %s; that runs the forward as "
-                "a graph of its own and waits for it: read after step(), or now and then through session.meter()",
+                "step %d: a value is read on the host before step() in each micro-batch, at %s; that runs the "
+                "forward as a graph of its own and waits for it: read after step(), or through session.meter()",
                 step, ", ".join(self._tracer.lines),
             )  # fmt: skip
 

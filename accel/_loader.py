@@ -7,6 +7,7 @@ collective (T04).
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import time
@@ -87,10 +88,13 @@ class Batches:
         self._drop("a new pass over the training data began")
         saved, wanted = self._resumed(epoch)
         _set_epoch(loader, wanted)
-        length, whole = _length(loader), _same
+        skip = skip if saved is None else max(skip, int(saved["batches"]))
+        length = _length(loader)
+        whole: Callable[[Iterator[Any]], Iterator[Any]] = _same
         last = _last_samples(loader) if short == DROP or (short is None and self._lazy) else 0
         if last is None:  # it shows when the batch is there, which ranks must then agree on one by one
-            length, whole = None if several else length, self._whole
+            length = None if several else length
+            whole = functools.partial(self._whole, limit=None if steps is None else skip + steps)
         elif last and length is not None:
             length -= 1
             if steps is None or skip + steps > length:
@@ -99,7 +103,6 @@ class Batches:
             self.position = Position(wanted, skip, skip, start=_start_state(loader))
             source = _skipped(whole(_iterate(loader)), skip)
         else:
-            skip = max(skip, int(saved["batches"]))
             self.position = Position(wanted, skip, skip, saved["finished"], saved["start"])
             if saved["finished"]:
                 return iter(())
@@ -141,7 +144,8 @@ class Batches:
     def _run(
         self, ahead: Iterator[tuple[Any, bool]], position: Position, prefetch: int, cut: int | None
     ) -> Iterator[Any]:
-        begin, saw, move, clock = self._begin, self._saw, self._move, time.perf_counter
+        begin, saw, clock = self._begin, self._saw, time.perf_counter
+        move: Callable[[Any], Any] = self._move
         if not self._device.is_host and prefetch > 1:
             ahead, move = _copied_ahead(ahead, move, prefetch), _same
         while True:
@@ -221,8 +225,9 @@ class Batches:
             thread.shutdown(wait=False)
             self._thread = None
 
-    def _whole(self, source: Iterator[Any]) -> Iterator[Any]:
-        """`source` without its last batch, if that is smaller than the first."""
+    def _whole(self, source: Iterator[Any], limit: int | None) -> Iterator[Any]:
+        """At most `limit` batches of `source`, without the last one, if that is smaller than the first."""
+        source = itertools.islice(source, limit)
         held = next(source, END)
         full = 0 if held is END else _samples(held)
         while held is not END:
@@ -289,9 +294,7 @@ def _last_samples(loader: Any) -> int | None:
     return 0 if loader.drop_last or samples <= loader.batch_size else samples % loader.batch_size
 
 
-def check_arguments(
-    train: object, epoch: object, skip: object, steps: object, prefetch: object, short: object
-) -> None:
+def check_arguments(train: object, epoch: object, skip: object, steps: object, prefetch: object, short: object) -> None:
     """Raise `ArgumentError` for a value of `Session.batches` that cannot be used."""
     for name, value, least, optional in (
         ("epoch", epoch, 0, True),

@@ -6,6 +6,7 @@ A vendor's `device.py` derives from it and holds only what differs, each with it
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,9 @@ class EagerDevice(Device):
 
     def counters(self) -> dict[str, int]:
         return {"compiles": 0, "fallbacks": 0}
+
+    def uncounted(self) -> Mapping[str, str]:
+        return {"fallbacks": f"operations that torch runs on the host for {self.type} are not counted"}
 
     def stream(self) -> Any:
         return self._module.Stream()

@@ -1,4 +1,4 @@
-"""TPU devices of torch_tpu. Most of `torch.tpu` refuses its users and points to `torch.accelerator`, which is used here.
+"""TPU devices of torch_tpu. Most of `torch.tpu` refuses its users and points to `torch.accelerator`, used here.
 
 torch_tpu binds a process to one device and refuses to change it (0.2.0): there is one, with accel's index 0.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 import torch
@@ -48,7 +48,7 @@ class TpuDevice(EagerDevice):
                 total = int(self._module.get_device_properties().total_memory)
             except RuntimeError:  # a generation that torch_tpu does not know
                 total = None
-        extra = {"libtpu": version for version in _probe.versions("libtpu").values()}
+        extra = _probe.versions("libtpu")
         if os.environ.get("TPU_ACCELERATOR_TYPE"):
             extra["tpu_accelerator_type"] = os.environ["TPU_ACCELERATOR_TYPE"]
         return DeviceProperties(name, total, None, extra)
@@ -57,9 +57,12 @@ class TpuDevice(EagerDevice):
         torch.accelerator.synchronize(self.bound())
 
     def counters(self) -> dict[str, int]:
-        # Each operation is compiled for its shapes at first use: the misses of that cache are what was compiled. One that
-        # the TPU lacks raises; none runs on the host (0.2.0).
+        # Each operation is compiled for its shapes at first use: the misses of that cache are what was compiled. One
+        # that the TPU lacks raises; none runs on the host (0.2.0).
         return {"compiles": int(self._module._get_cache_misses()), "fallbacks": 0}
+
+    def uncounted(self) -> Mapping[str, str]:
+        return {}
 
     def stream(self) -> NoReturn:
         raise UnsupportedError(f"device.stream is unsupported on backend 'tpu': {NO_STREAMS}")
@@ -76,7 +79,7 @@ class TpuDevice(EagerDevice):
         return super()._set_device_rng_state({name: value for name, value in state.items() if name != self.type})
 
     def bound(self) -> int:
-        """torch's index of the device that this process is bound to."""
+        """The index by which torch names the device that this process is bound to."""
         return int(torch.accelerator.current_device_index())
 
     def start(self) -> None:
