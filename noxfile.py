@@ -41,6 +41,7 @@ class Lane:
     bare: tuple[str, ...] = ()  # installed without their dependencies, instead of `torch`; a group gives what they need
     env: dict[str, str] = field(default_factory=dict)  # of everything that runs in the lane
     tests: tuple[str, ...] = ()  # what pytest is given; nothing: all tests
+    workers: int = 1  # processes that share the lane's tests
     compared: bool = True  # whether `make compare` trains in it
 
 
@@ -49,6 +50,7 @@ LANES = {
         torch=("torch==2.13.0+cpu", "torch==2.13.0"),  # a CPU build where pip offers one
         extras=("report", "vision"),
         groups=("test", "bench", "lint", "docs"),
+        workers=2,  # most tests keep one core busy
     ),
     # torch 2.9 for x86-64 is a CUDA build with 4.4 GB of CUDA wheels, none of which XLA uses: see .ci/cuda_stubs.py.
     "xla": Lane(
@@ -142,7 +144,9 @@ def test(session: nox.Session, lane: str) -> None:
     RESULTS.mkdir(parents=True, exist_ok=True)
     report = RESULTS / f"{lane}.xml"
     report.unlink(missing_ok=True)
-    pytest = ("-m", "pytest", f"--backend={lane}", f"--junitxml={report}", "--durations=10")
+    pytest = ["-m", "pytest", f"--backend={lane}", f"--junitxml={report}", "--durations=10"]
+    if LANES[lane].workers > 1:
+        pytest += ["--numprocesses", str(LANES[lane].workers), "--dist", "worksteal"]
     run(session, lane, *pytest, *(session.posargs or LANES[lane].tests), OMP_NUM_THREADS="1")
     judge(session, "lane", lane)
 

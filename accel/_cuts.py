@@ -8,11 +8,12 @@ shape; a graph that is new in every step is a fault of the loop that costs more 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from accel._loader import moved
+from accel._copies import moved
 from accel._reads import ReadTracer
 from accel.device import Device
 
@@ -32,15 +33,17 @@ ADVICE = (
 class Cuts:
     """Cuts the graph of one session's lazy device and counts what was compiled at its windows' ends."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, run: Callable[[], None], alone: bool) -> None:
         self._device = device
+        self._run = run  # cuts and runs the graph of a window's end, which all ranks run together
         self._windows = 0
         self._settled = False  # warm-up is over: a window has passed in which nothing was compiled
         self._seen: set[tuple[Any, ...]] = set()  # shapes and dtypes of batches
         self._new: tuple[Any, ...] | None = None  # those first seen in this window
         self._late = 0  # windows after warm-up whose graph was new although their batches were not
         self._late_shapes: list[tuple[Any, ...]] = []
-        self._watched = 0  # micro-batches looked at for reads
+        # Micro-batches looked at for reads; none among several ranks, which may be threads and share the counter.
+        self._watched = 0 if alone else _WATCHED
         self._reads: int | None = None  # of the device, when the current micro-batch began; None when not looked at
         self._in_a_row = 0
         self._tracer = ReadTracer(device.host_reads)
@@ -92,7 +95,7 @@ class Cuts:
     def boundary(self, step: int) -> None:
         """Cut at the end of the window that is optimizer step `step`."""
         before = self._device.counters()["compiles"]
-        self._device.flush()
+        self._run()
         compiled = self._device.counters()["compiles"] - before
         if self._settled and compiled:
             self._report(step, compiled)

@@ -19,7 +19,9 @@ log = logging.getLogger("accel")
 
 SETTINGS = {
     "ACCEL_BACKEND": "backend to use: cuda, npu (ascend), xla, tpu, cpu or a registered third-party name",
+    "ACCEL_XLA_SPMD": "1: one process drives all XLA devices and the compiler splits each batch (SPMD); default 0",
     "ACCEL_NUM_THREADS": "CPU threads of each process; default: cores // local world size",
+    "ACCEL_AOT_PYTHON": "Python with jax and libtpu, for compilation ahead of time; default: the one that runs",
     "ACCEL_LOG_LEVEL": "level of the `accel` logger: DEBUG, INFO, WARNING (default) or ERROR",
 }
 
@@ -45,6 +47,14 @@ def integer(name: str, environ: Mapping[str, str] = os.environ) -> int | None:
     if not text.strip().isdecimal() or int(text) < 1:
         raise ArgumentError(f"{name}={text!r}: expected a positive integer; unset it to use the default")
     return int(text)
+
+
+def switch(name: str, environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether the setting `name` is 1; 0 and unset are off. Raises `ArgumentError` for anything else."""
+    text = environ.get(name, "").strip()
+    if text not in ("", "0", "1"):
+        raise ArgumentError(f"{name}={environ[name]!r}: expected 1 for on, or 0 for off")
+    return text == "1"
 
 
 def set_log_level(environ: Mapping[str, str] = os.environ) -> None:

@@ -16,7 +16,7 @@ from accel._checks import Checker, Signature
 from accel._lowering import Plan
 from accel._tensors import dense, joined
 from accel._timeout import countdown, seconds
-from accel._wait import HandleSet, translated
+from accel._wait import HandleSet, poll, translated
 from accel._work import Work
 from accel.control import ControlPlane
 from accel.device import Device
@@ -193,9 +193,17 @@ class CallWatch:
             f"{self._call.signature} in group {self._call.group.name!r} on rank {control.rank} of {control.world_size}"
         )
 
-    def synchronize(self) -> None:
-        self._launcher.device.flush()
-        self._launcher.device.synchronize()
+    def synchronize(self, limit: float) -> None:
+        device = self._launcher.device
+        device.flush()
+        if self._launcher.joined and not self._launcher.transport.blocks:
+            # The wait before only ordered streams: the operation itself may hang, and synchronize() with it.
+            event = device.event()
+            event.record()
+            if not poll(event.query, limit, self.check_abort):
+                self.left_hanging()
+                raise self.timed_out(limit)
+        device.synchronize()
 
 
 def fused_broadcast(transport: Transport, wires: list[torch.Tensor], root: int, group: Any) -> Handle:

@@ -26,6 +26,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from accel._copies import Copies, moved
 from accel.backend import Backend
 from accel.control import Agreement, ControlPlane
 from accel.errors import ArgumentError, DataError
@@ -147,7 +148,7 @@ class Batches:
         begin, saw, clock = self._begin, self._saw, time.perf_counter
         move: Callable[[Any], Any] = self._move
         if not self._device.is_host and prefetch > 1:
-            ahead, move = _copied_ahead(ahead, move, prefetch), _same
+            ahead, move = _copied_ahead(ahead, self._device.copies(), prefetch), _same
         while True:
             before = clock()
             item = next(ahead, END)
@@ -258,22 +259,6 @@ class Batches:
         return batch if self._device.is_host else moved(batch, self._device.move)
 
 
-def moved(batch: Any, move: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """`batch` with every tensor in it moved; tuples, named tuples, lists and dicts may nest, other values stay as
-    they are.
-    """
-    if isinstance(batch, torch.Tensor):
-        return move(batch)
-    kind = type(batch)
-    if kind is tuple or kind is list:
-        return kind([moved(item, move) for item in batch])
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return kind(*[moved(item, move) for item in batch])
-    if isinstance(batch, dict):
-        return {key: moved(value, move) for key, value in batch.items()}
-    return batch
-
-
 def _samples(batch: Any) -> int:
     """Samples of a batch: the first dimension of its first tensor that has one; 0 where there is none."""
     found: list[int] = []
@@ -315,15 +300,15 @@ def check_arguments(train: object, epoch: object, skip: object, steps: object, p
         raise ArgumentError(f"batches(train=False, short={DROP!r}): an evaluation sees every sample; leave `short` out")
 
 
-def _copied_ahead(
-    ahead: Iterator[tuple[Any, bool]], move: Callable[[Any], Any], depth: int
-) -> Iterator[tuple[Any, bool]]:
+def _copied_ahead(ahead: Iterator[tuple[Any, bool]], copies: Copies, depth: int) -> Iterator[tuple[Any, bool]]:
     """Start the copies of the next batches before the user asks for them."""
-    queue = [(move(batch), final) for batch, final in itertools.islice(ahead, depth - 1)]
+    queue = [(copies.begin(batch), final) for batch, final in itertools.islice(ahead, depth - 1)]
     for batch, final in ahead:
-        queue.append((move(batch), final))
-        yield queue.pop(0)
-    yield from queue
+        queue.append((copies.begin(batch), final))
+        begun, last = queue.pop(0)
+        yield copies.finish(begun), last
+    for begun, last in queue:
+        yield copies.finish(begun), last
 
 
 def _same(what: Any) -> Any:

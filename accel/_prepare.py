@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from accel.backend import Backend
 from accel.errors import ArgumentError, ModelError
 
+CONVOLUTIONS = (nn.Conv2d, nn.ConvTranspose2d)
 HALF = (torch.float16, torch.bfloat16)
 
 
@@ -55,6 +57,18 @@ def check(model: object, optimizers: tuple[Any, ...]) -> None:
                         f"{tuple(parameter.shape)}, does not belong to the model: the optimizer was built for another "
                         "model, or before the model's parameters were replaced"
                     )
+
+
+def channels_last(model: nn.Module, wanted: bool | None, backend: Backend) -> bool:
+    """Whether to lay out `model` in channels_last: as wanted, else where it has 2-D convolutions that are faster so.
+
+    Raises `UnsupportedError` where it is wanted and the backend refuses it.
+    """
+    if wanted is not None:
+        if wanted:
+            backend.capabilities().require("prepare.channels_last")
+        return wanted
+    return backend.precision.channels_last() and any(isinstance(m, CONVOLUTIONS) for m in model.modules())
 
 
 def place(

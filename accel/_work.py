@@ -34,8 +34,10 @@ class Watch(Protocol):
 
     def describe(self) -> str: ...
 
-    def synchronize(self) -> None:
-        """Cut a lazy graph and block the host until the device has finished."""
+    def synchronize(self, limit: float) -> None:
+        """Cut a lazy graph and block the host until the device has finished; raises `CollectiveTimeout` after `limit`
+        seconds where the fabric orders streams, `CollectiveError` when a rank has given up meanwhile.
+        """
 
 
 class Work:
@@ -70,7 +72,7 @@ class Work:
         if not self._over:
             self._complete(limit)
         if host:
-            self._watch.synchronize()
+            self._watch.synchronize(limit)
 
     def result(self) -> Any:
         """Wait, then return the result: the input tensor itself for in-place operations, else a new tensor."""

@@ -48,7 +48,15 @@ class BackendSpec(Protocol):
         """Whether the backend can be used and why. May start a subprocess; must not initialise a device here."""
 
     def load(self) -> BackendParts:
-        """Import what is needed and build the parts. Called once a session."""
+        """Import what is needed and build the parts. Called once a session.
+
+        A backend whose ranks are not processes under torch's launcher also has
+
+            run_replicas(body: Callable[[int], None], count: int) -> int
+
+        which runs `body(index)` in `count` ranks on this host and returns the exit code of the first that failed, or 0;
+        its caller then ends the process. `accel launch` and `accel.testing` start ranks by it.
+        """
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,10 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
-from accel.errors import ArgumentError
+from accel._copies import Copies
+from accel.errors import ArgumentError, UnsupportedError
 
 
 class DeviceProperties(NamedTuple):
@@ -104,7 +106,24 @@ class Device(ABC):
         """`tensor` on this device, copied without blocking the host where its memory allows it."""
         return tensor.to(self.torch_device, non_blocking=True)
 
-    def _checked(self, index: int | None) -> int:
+    def copies(self) -> Copies:
+        """What copies batches here ahead of their use."""
+        return Copies(self.move)
+
+    def identity(self, index: int | None = None) -> str | None:
+        """A name of device `index` (default: current) that no other device of any host has; None where several
+        processes may share one.
+        """
+        return None
+
+    def graphed(self, module: nn.Module, sample: torch.Tensor, autocast_dtype: torch.dtype | None) -> nn.Module:
+        """`module` with its forward and backward recorded once for inputs like `sample` and replayed from then on.
+
+        Raises `UnsupportedError` where the capability table says so (`train.graphs`).
+        """
+        raise UnsupportedError(f"train.graphs is unsupported on device type {self.type!r}")
+
+    def checked(self, index: int | None) -> int:
         """`index`, or the current one. Raises `ArgumentError` when it is not below `count()`."""
         if index is None:
             return self.current()

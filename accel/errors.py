@@ -86,6 +86,16 @@ class EncodingError(AccelError, TypeError):
     """An object holds something that the safe encoding does not carry (no pickle: plain data and tensors only)."""
 
 
+class ExportError(AccelError, RuntimeError):
+    """A step cannot be exported for compilation ahead of time: it reads a value, or records nothing."""
+
+
+class CompileError(AccelError, RuntimeError):
+    """The compiler for another machine refused a program, or ended; running out of that machine's memory is a result
+    and not this error.
+    """
+
+
 class RecordError(AccelError, ValueError):
     """A benchmark record is truncated, foreign, from a future schema, or cannot be compared."""
 

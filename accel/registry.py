@@ -119,6 +119,20 @@ def select(name: str | None = None) -> tuple[BackendSpec, BackendInfo]:
     return _by_hardware(registered)
 
 
+def decided(name: str | None = None) -> BackendSpec | None:
+    """The spec that `name`, `ACCEL_BACKEND` or the hardware decides, without asking whether it can be used.
+
+    None where that is undecided; a session then says why.
+    """
+    wanted = (os.environ.get("ACCEL_BACKEND", "") if name is None else name).strip().lower()
+    found = [
+        spec for spec in specs() if (wanted in (spec.name, *spec.aliases) if wanted else _hardware(spec) is not None)
+    ]
+    if len(found) > 1:  # two drivers of one kind of hardware
+        found = [spec for spec in found if _probe(spec).usable][:1]
+    return found[0] if found else None
+
+
 def _named(wanted: str, source: str, registered: list[BackendSpec]) -> tuple[BackendSpec, BackendInfo]:
     candidates = [spec for spec in registered if wanted == spec.name or wanted in spec.aliases]
     if not candidates:

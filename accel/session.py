@@ -65,7 +65,8 @@ class Session:
         self._names: dict[int, str] = {}
         self._models: list[nn.Module] = []
         self._optimizers: dict[int, torch.optim.Optimizer] = {}
-        self._cuts = Cuts(start.backend.device) if start.backend.kind == "lazy" else None
+        run = start.backend.device.flush if self._alone else start.backend.transport.cut
+        self._cuts = Cuts(start.backend.device, run, alone=self._alone) if start.backend.kind == "lazy" else None
         self._boundary = Boundary(
             start.backend,
             self._window,
@@ -118,7 +119,8 @@ class Session:
 
         A model alone comes back alone, otherwise as a tuple `(model, *optimizers)`. Parameters and buffers become
         those of rank 0 on every rank. `buffers` says whose BatchNorm statistics hold after each window: "rank0",
-        "mean" (of floating-point ones) or "local". Raises `ModelError` for parameters in half precision, on several
+        "mean" (of floating-point ones) or "local". `channels_last` is the memory layout of convolutions; None takes it
+        where the backend is faster with it. Raises `ModelError` for parameters in half precision, on several
         devices or of another model.
         """
         if buffers not in BUFFER_POLICIES:
@@ -131,7 +133,7 @@ class Session:
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         if compile:
             self.backend.capabilities().require("prepare.compile")
-        _prepare.place(model, optimizers, self.device, bool(channels_last))
+        _prepare.place(model, optimizers, self.device, _prepare.channels_last(model, channels_last, self.backend))
         self._names.update({id(parameter): name for name, parameter in model.named_parameters()})
         called: Any = torch.compile(model) if compile else model
         called = self._sync.wrap(called, buffers=buffers, unused_parameters=unused_parameters)

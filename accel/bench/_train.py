@@ -41,7 +41,7 @@ def loader(session: Session, dataset: ImageDataset, batch: int, workers: int) ->
         mine = range(session.rank * batch, (session.rank + 1) * batch)
         images, labels = default_collate([dataset[index] for index in mine])
         move = session.backend.device.move
-        return _Again((move(images), move(labels)))
+        return Again((move(images), move(labels)))
     loader = DataLoader(
         dataset,
         batch,
@@ -57,8 +57,8 @@ def loader(session: Session, dataset: ImageDataset, batch: int, workers: int) ->
     return loader
 
 
-class _Again:
-    """One batch again and again; the length only says after how many an epoch ends."""
+class Again:
+    """A loader that gives one batch again and again; the length only says after how many an epoch ends."""
 
     def __init__(self, batch: tuple[torch.Tensor, torch.Tensor], length: int = 1000) -> None:
         self._batch = batch
@@ -72,12 +72,22 @@ class _Again:
 
 
 class Trainer:
-    """A prepared model, optimizer and schedule over `total` optimizer steps."""
+    """A prepared model, optimizer and schedule over `total` optimizer steps on `devices` (default: the session's)."""
 
-    def __init__(self, session: Session, model: str, classes: int, loader: Any, batch: int, total: int) -> None:
+    def __init__(
+        self,
+        session: Session,
+        model: str,
+        classes: int,
+        loader: Any,
+        batch: int,
+        total: int,
+        devices: int | None = None,
+    ) -> None:
         module: nn.Module = getattr(models, model)(classes, zero_init_residual=True)
         self.parameters = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
-        self.lr = LR_PER_IMAGE * batch * session.accumulate * session.world_size
+        self.devices = session.world_size if devices is None else devices
+        self.lr = LR_PER_IMAGE * batch * session.accumulate * self.devices
         warm = max(1, round(WARM_UP * total))
 
         def share(step: int) -> float:  # of the peak; it stays at its end when warm-up is extended
@@ -134,7 +144,7 @@ def evaluate(session: Session, model: nn.Module, dataset: ImageDataset, batch: i
     return meter.read()["accuracy"]
 
 
-def workload(session: Session, trainer: Trainer, dataset: ImageDataset, options: Options) -> records.Workload:
+def workload(trainer: Trainer, dataset: ImageDataset, options: Options) -> records.Workload:
     """What was trained, for the record."""
     data = dataset.name
     if data == "folder":  # another folder is other data
@@ -148,7 +158,7 @@ def workload(session: Session, trainer: Trainer, dataset: ImageDataset, options:
         image_size=records.Figure(dataset.size, "px"),
         batch_per_device=records.Figure(options.batch, "images"),
         accumulate=records.Figure(options.accumulate, "micro-batches"),
-        global_batch=records.Figure(options.batch * options.accumulate * session.world_size, "images"),
+        global_batch=records.Figure(options.batch * options.accumulate * trainer.devices, "images"),
         optimizer=trainer.recipe,
         seed=options.seed,
     )

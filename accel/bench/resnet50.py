@@ -70,7 +70,7 @@ def run(options: Options, out: str | Path, command: str) -> tuple[Path, records.
         counted = _environment.counted(session, counters)
         if not session.is_main:
             return None
-        work = _train.workload(session, trainer, train, options)
+        work = _train.workload(trainer, train, options)
         record = _record(
             record_id, started, command, options, session, machine, counted, work, schedule, timings, points, accuracy
         )

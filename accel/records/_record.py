@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from functools import cache
+from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 SCHEMA = "accel-record/1"
@@ -143,6 +144,30 @@ class Results:
 
 
 @dataclass(frozen=True)
+class Prediction:
+    """What a compiler said of a program that never ran. Sizes in bytes and counts are of one device."""
+
+    topology: str
+    program: str
+    optimization: str
+    fits: bool
+    compile_time: Figure
+    temporary: Figure
+    arguments: Figure
+    outputs: Figure
+    aliased: Figure
+    code: Figure
+    flops: Figure
+    bytes_accessed: Figure
+    needed: Figure
+    available: Figure
+    missing: Figure
+    largest_batch: Figure
+    batches_tried: tuple[int, ...]
+    message: str | None
+
+
+@dataclass(frozen=True)
 class Record:
     """One run of a benchmark."""
 
@@ -158,6 +183,7 @@ class Record:
     workload: Workload
     protocol: Protocol
     results: Results
+    prediction: Prediction | None = None  # only where the origin is "predicted"
     warnings: tuple[str, ...] = ()
     schema: str = field(default=SCHEMA)
 
@@ -181,7 +207,7 @@ def _singular(unit: str) -> str:
     return unit.removesuffix("es") if unit.endswith("ches") else unit.removesuffix("s")
 
 
-_OPTIONAL = frozenset({"origin", "reason"})  # absent from the file where None
+_OPTIONAL = frozenset({"origin", "reason", "prediction"})  # absent from the file where None
 
 
 def _plain(value: Any) -> Any:
@@ -206,6 +232,8 @@ def _typed(cls: Any, data: dict[str, Any]) -> Any:
 def _convert(hint: Any, item: Any) -> Any:
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return _typed(hint, item)
+    if isinstance(hint, UnionType) and isinstance(item, dict):  # a part that may be absent
+        return _typed(next(one for one in get_args(hint) if dataclasses.is_dataclass(one)), item)
     if get_origin(hint) is tuple:
         return tuple(_convert(get_args(hint)[0], element) for element in item)
     return item

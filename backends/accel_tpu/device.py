@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import torch
 
 from accel import _probe
+from accel._copies import Copies
 from accel.device import DeviceProperties
 from accel.eager import EagerDevice
 from accel.errors import UnsupportedError
@@ -38,10 +39,10 @@ class TpuDevice(EagerDevice):
         return 0
 
     def set(self, index: int) -> None:
-        self._checked(index)  # the only device is current already
+        self.checked(index)  # the only device is current already
 
     def properties(self, index: int | None = None) -> DeviceProperties:
-        self._checked(index)
+        self.checked(index)
         with experimental():
             name = str(self._module.get_device_name())
             try:
@@ -69,6 +70,9 @@ class TpuDevice(EagerDevice):
 
     def event(self, timing: bool = False) -> Any:
         return torch.Event(self.torch_device, enable_timing=timing)
+
+    def copies(self) -> Copies:
+        return Copies(self.move)  # a stream of torch_tpu orders nothing: copies on one would not be waited for
 
     def _device_rng_state(self) -> dict[str, Any]:
         return {self.type: self._generator().get_state()}

@@ -7,9 +7,12 @@ client when it finds none (torch_xla 2.9).
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Callable
 
 from accel import _env, _probe
 from accel.backend import BackendInfo, BackendParts
+from accel.errors import ArgumentError
 from accel_xla import host
 
 # Without it 0 and 1 are constants of the graph, so that a learning rate which passes through them compiles a new one.
@@ -43,20 +46,52 @@ class XlaSpec:
 
     def load(self) -> BackendParts:
         # torch_xla left alone takes its CPU client where it finds no libtpu: the choice made here is written down.
-        _env.set_vendor_variables({"PJRT_DEVICE": _client(), **VARIABLES})
+        spmd = _env.switch("ACCEL_XLA_SPMD")
+        self._set_variables()
         from accel_xla.device import XlaDevice
         from accel_xla.memory import XlaMemory
         from accel_xla.numerics import XlaNumerics
         from accel_xla.table import capabilities
         from accel_xla.transport import XlaTransport
 
-        device, transport = XlaDevice(), XlaTransport()
+        device: XlaDevice = XlaDevice()
+        if spmd:
+            from accel_xla.spmd import SpmdDevice
+
+            device = SpmdDevice()
+        transport = XlaTransport(device)
         return BackendParts(device, transport, XlaNumerics(), XlaMemory(device), capabilities(transport, _client()))
+
+    def run_replicas(self, body: Callable[[int], None], count: int) -> int:
+        """Ranks are PJRT's replicas, not processes of a launcher's own: see `accel.backend.BackendSpec`."""
+        if _client() == "CPU":
+            found = _env.set_vendor_variables({"CPU_NUM_DEVICES": str(count)})["CPU_NUM_DEVICES"]
+            if found != str(count):
+                raise ArgumentError(
+                    f"CPU_NUM_DEVICES={found!r}, but {count} replicas were asked for; unset it, or ask for {found}"
+                )
+        self._set_variables()
+        from accel_xla import launch
+
+        return launch.run(body, count, _client())
+
+    def _set_variables(self) -> None:
+        devices = os.environ.get("CPU_NUM_DEVICES", "")
+        replicas = int(devices) if _client() == "CPU" and devices.isdecimal() else 1
+        # A replica that is a thread waits for the others on a thread of torch_xla's pool.
+        pool = {"XLA_THREAD_POOL_SIZE": str(4 * replicas)} if replicas > 1 else {}
+        _env.set_vendor_variables({"PJRT_DEVICE": _client(), **VARIABLES, **pool})
 
 
 def _client() -> str:
     """The PJRT client that runs the graphs: what the user set, else the TPU's."""
     return os.environ.get("PJRT_DEVICE", "").strip().upper() or "TPU"
+
+
+def _running() -> bool:
+    """Whether this process has started the client already, as one that runs replicas has."""
+    loaded = sys.modules.get("torch_xla")
+    return loaded is not None and bool(loaded._XLAC._xla_runtime_is_initialized())
 
 
 def _refused(client: str, hardware: str | None) -> str | None:
@@ -76,6 +111,8 @@ def _refused(client: str, hardware: str | None) -> str | None:
     if len({version.split("+")[0].rpartition(".")[0] for version in versions.values()}) > 1:
         pair = ", ".join(f"{name} {version}" for name, version in versions.items())
         return f"{pair} do not pair: torch_xla works only with the torch of the same minor version; install one of them"
+    if _running():
+        return None
     if client == "TPU" and (why_not := host.unusable()):
         return f"{hardware} is present, but {why_not}"
     # An unknown name in XLA_FLAGS ends the process that starts the CPU client; a TPU's must not be started here.
