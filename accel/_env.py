@@ -72,9 +72,11 @@ def set_log_level(environ: Mapping[str, str] = os.environ) -> None:
 
 
 def set_vendor_variables(wanted: Mapping[str, str], environ: MutableMapping[str, str] = os.environ) -> dict[str, str]:
-    """Write each vendor variable that the user has not set; return the values now in force."""
+    """Write each vendor variable that the user has not set; return the values now in force. What an earlier session
+    wrote is written anew.
+    """
     for name, value in wanted.items():
-        if name in environ:
+        if name in environ and environ[name] != _written.get(name):
             if environ[name] != value:
                 log.info("%s=%s is kept as the user set it (accel would use %s)", name, environ[name], value)
             continue

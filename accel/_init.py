@@ -69,7 +69,7 @@ def init(
     for line in _env.unknown_settings():
         log.warning("%s", line)
     launched = rendezvous.read()
-    chosen = registry.get_backend(backend)
+    chosen = registry.get_backend(backend, timeout=seconds)
     place = chosen.transport.place(launched)
     chosen.capabilities().require(f"precision.{policy}")
     if place.world_size > 1:

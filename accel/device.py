@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from accel._copies import Copies
-from accel.errors import ArgumentError, UnsupportedError
+from accel.errors import ArgumentError, DeviceError, UnsupportedError
 
 
 class DeviceProperties(NamedTuple):
@@ -122,6 +122,10 @@ class Device(ABC):
         Raises `UnsupportedError` where the capability table says so (`train.graphs`).
         """
         raise UnsupportedError(f"train.graphs is unsupported on device type {self.type!r}")
+
+    def explained(self, error: RuntimeError) -> DeviceError | None:
+        """`error` with the advice that finds its cause, where the device raised it late; None for any other."""
+        return None
 
     def checked(self, index: int | None) -> int:
         """`index`, or the current one. Raises `ArgumentError` when it is not below `count()`."""

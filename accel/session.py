@@ -120,8 +120,8 @@ class Session:
         A model alone comes back alone, otherwise as a tuple `(model, *optimizers)`. Parameters and buffers become
         those of rank 0 on every rank. `buffers` says whose BatchNorm statistics hold after each window: "rank0",
         "mean" (of floating-point ones) or "local". `channels_last` is the memory layout of convolutions; None takes it
-        where the backend is faster with it. Raises `ModelError` for parameters in half precision, on several
-        devices or of another model.
+        where the backend is faster with it, and contiguous where the device knows no other. Raises `ModelError` for
+        parameters in half precision, on several devices or of another model.
         """
         if buffers not in BUFFER_POLICIES:
             raise ArgumentError(f"prepare(buffers={buffers!r}): expected one of {', '.join(BUFFER_POLICIES)}")
@@ -133,7 +133,7 @@ class Session:
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         if compile:
             self.backend.capabilities().require("prepare.compile")
-        _prepare.place(model, optimizers, self.device, _prepare.channels_last(model, channels_last, self.backend))
+        _prepare.place(model, optimizers, self.device, _prepare.layout(model, channels_last, self.backend))
         self._names.update({id(parameter): name for name, parameter in model.named_parameters()})
         called: Any = torch.compile(model) if compile else model
         called = self._sync.wrap(called, buffers=buffers, unused_parameters=unused_parameters)
@@ -325,13 +325,15 @@ class Session:
         if left_cleanly or self._closed:
             self._close(failed=False)
             return
-        known = self._sync.explained(exc) if isinstance(exc, RuntimeError) and not isinstance(exc, AccelError) else None
+        known: AccelError | None = None
+        if isinstance(exc, RuntimeError) and not isinstance(exc, AccelError) and not self.backend.memory.is_oom(exc):
+            known = self._sync.explained(exc) or self.backend.device.explained(exc)
         with contextlib.suppress(AccelError, RuntimeError):  # the exception on its way out matters more
             if not self._alone:
                 self.backend.collective.abort(f"{type(exc).__name__}: {exc}")
             self._close(failed=True)
         if known is not None:
-            raise known from exc  # DDP communicates in forward too, where nothing of ours stands around it
+            raise known from exc  # raised where nothing of ours stands around it: in DDP's forward, or at a late line
 
     def _close(self, failed: bool) -> None:
         if self._closed:

@@ -104,6 +104,12 @@ class Transport(ABC):
         Raises `CollectiveTimeout`, running nothing, where ranks do not come.
         """
 
+    def fault(self, error: RuntimeError) -> str | None:
+        """What an error of this fabric means and what to change, in one line; None where `error` is not the fabric's,
+        or says all itself.
+        """
+        return None
+
     @abstractmethod
     def abort(self) -> None:
         """Give up all operations in flight, as far as the fabric can."""
