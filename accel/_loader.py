@@ -112,7 +112,7 @@ class Batches:
             ahead = self._agreed(source, steps) if several else self._ahead(source, steps, promised=False)
             return self._run(ahead, self.position, prefetch, None if steps is None else skip + steps)
         mine = everyones = max(0, length - skip)
-        limit = mine if steps is None and last else steps
+        limit = steps if not last else mine if steps is None else min(steps, mine)
         if several:
             everyones = self._control.min(mine)
             limit = everyones if steps is None else self._control.min(min(steps, everyones))
