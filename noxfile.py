@@ -47,7 +47,7 @@ class Lane:
 
 TRAINED = ("--data", "digits", "--epochs", "5", "--evaluate")
 # What a client without optimization does in minutes. Its speed says nothing; its losses are set beside the CPU's.
-PARITY = ("--data", "digits", "--model", "resnet18", "--warmup", "4", "--steps", "8", "--repeats", "1")
+PARITY = ("--data", "digits", "--model", "resnet18", "--batch", "16", "--warmup", "4", "--steps", "6", "--repeats", "1")
 
 LANES = {
     "cpu": Lane(
