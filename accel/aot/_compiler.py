@@ -28,9 +28,11 @@ OPTIMIZATION = ("O0", "O1", "O2", "O3", "default")
 PINNED = "jax==0.10.2 libtpu==0.0.52"
 TIMEOUT = 3600.0  # seconds for one program: ResNet-50 takes 230 s at libtpu's default on two cores
 
-# As libtpu 0.0.52 writes it: "... Ran out of memory in memory space hbm. Used 44.20G of 15.75G hbm. Exceeded hbm capacity
-# by 28.45G" and "(44.20G) exceeds available HBM (15.75G)".
-_NEEDED = re.compile(r"\(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)([KMGT]?)\)|Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm")
+# libtpu 0.0.52: "Ran out of memory on HBM, the total memory required for HLO temporaries (64.22G) exceeds available HBM
+# (15.75G)"; "Ran out of memory in memory space hbm. Used 19.61G of 15.48G hbm."
+_NEEDED = re.compile(
+    r"\(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)([KMGT]?)\)|Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm"
+)
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -44,7 +46,7 @@ class Topology(NamedTuple):
 
 
 class Shortage(NamedTuple):
-    """The compiler's own out-of-memory. Sizes in bytes, to the digits that the compiler prints; None where it prints none."""
+    """The compiler's own out-of-memory. Sizes in bytes, to the digits that it prints; None where it prints none."""
 
     needed: int | None
     available: int | None
@@ -58,7 +60,7 @@ class Shortage(NamedTuple):
 
 @dataclass(frozen=True)
 class Compiled:
-    """A program compiled for one device of a topology. Sizes in bytes, of one device, as the compiler's statistics give them."""
+    """A program compiled for a topology. Sizes in bytes and counts are of one device, as the compiler gives them."""
 
     topology: Topology
     optimization: str
@@ -109,20 +111,24 @@ class Compiler:
             hello = self._read(60.0)
         except OSError as error:
             self._close()
-            raise BackendError(f"{self._named} cannot be run ({error.strerror or error}); name a Python that can") from error
+            raise BackendError(
+                f"{self._named} cannot be run ({error.strerror or error}); name a Python that can"
+            ) from error
         except BaseException:
             self._close()
             raise
         if hello["missing"]:
             self._close()
             raise BackendError(
-                f"{self._named} has no {' and no '.join(hello['missing'])}, which compile for a TPU; make an environment "
-                f"with `pip install {PINNED}` and name its Python with --aot-python or {SETTING}"
+                f"{self._named} has no {' and no '.join(hello['missing'])}, which compile for a TPU; make an "
+                f"environment with `pip install {PINNED}` and name its Python with --aot-python or {SETTING}"
             )
         self.versions = hello["versions"]
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._close()
 
     def topology(self, name: str) -> Topology:
@@ -138,35 +144,39 @@ class Compiler:
         """Compile `program` for every device of `topology`, one replica each.
 
         optimization: "O0" to "O3", or "default" for libtpu's own, which is what a TPU host runs and takes ten times as
-        long. Raises `ArgumentError` for a topology that does not exist or does not have the program's number of devices,
-        `CompileError` where the compiler refuses the program for another reason than memory.
+        long. Raises `ArgumentError` for a topology that does not exist or has another number of devices than the
+        program, `CompileError` where the compiler refuses the program for another reason than memory.
         """
         if optimization not in OPTIMIZATION:
             raise ArgumentError(f"optimization is {optimization!r}; expected one of {', '.join(OPTIMIZATION)}")
         place = self.topology(topology)
         if program.replicas != place.devices:
             raise ArgumentError(
-                f"the program is for {program.replicas} replica(s), topology {topology!r} has {place.devices} device(s); "
-                f"export it with replicas={place.devices}"
+                f"the program is for {program.replicas} replica(s), topology {topology!r} has {place.devices} device(s)"
+                f"; export it with replicas={place.devices}"
             )
         assert self._folder is not None
         file = Path(self._folder.name) / "program.mlir"
         file.write_text(program.text, encoding="utf-8")
         start = time.perf_counter()
-        answer = self._ask({
-            "do": "compile",
-            "program": str(file),
-            "topology": topology,
-            "chip_config": _topology.family(topology).chip_config,
-            "replicas": program.replicas,
-            "optimization": "UNKNOWN" if optimization == "default" else optimization,
-        })
+        answer = self._ask(
+            {
+                "do": "compile",
+                "program": str(file),
+                "topology": topology,
+                "chip_config": _topology.family(topology).chip_config,
+                "replicas": program.replicas,
+                "optimization": "UNKNOWN" if optimization == "default" else optimization,
+            }
+        )
         error = answer.pop("error", None)
         if error is None:
             return Compiled(place, optimization, versions=self.versions, **answer)
         short = shortage(error)
         if short is None:
-            raise CompileError(f"libtpu {self.versions['libtpu']} cannot compile the program for {topology}: {_first(error)}")
+            raise CompileError(
+                f"libtpu {self.versions['libtpu']} cannot compile the program for {topology}: {_first(error)}"
+            )
         return Compiled(place, optimization, time.perf_counter() - start, short, versions=self.versions)
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:

@@ -40,7 +40,7 @@ def missing() -> list[str]:
 
 
 def topology(name: str, chip_config: str | None) -> Any:
-    """libtpu's description of a topology; raises jax's error, with libtpu's text, for one that it refuses."""
+    """Libtpu's description of a topology; raises jax's error, with libtpu's text, for one that it refuses."""
     from jax.experimental import topologies
 
     options = {} if chip_config is None else {"chip_config_name": chip_config}
@@ -69,9 +69,7 @@ def compile_program(request: dict[str, Any]) -> dict[str, Any]:
     jax.config.update("jax_optimization_level", request["optimization"])
     devices = topology(request["topology"], request["chip_config"]).devices[: request["replicas"]]
     assignment = np.array([device.id for device in devices]).reshape(len(devices), 1)
-    options = compiler.get_compile_options(
-        num_replicas=len(devices), num_partitions=1, device_assignment=assignment
-    )
+    options = compiler.get_compile_options(num_replicas=len(devices), num_partitions=1, device_assignment=assignment)
     with open(request["program"], encoding="utf-8") as file:  # noqa: PTH123 - as short as it can be
         text = file.read()
     with mlir.make_ir_context():
@@ -119,7 +117,7 @@ def main() -> None:
         request = json.loads(line)
         try:
             answer(WORK[request["do"]](request))
-        except Exception as error:  # noqa: BLE001 - whatever it is, the parent turns it into a typed error
+        except Exception as error:
             answer({"error": f"{type(error).__name__}: {error}"})
 
 

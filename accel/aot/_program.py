@@ -46,10 +46,12 @@ def as_run(text: str) -> str:
         kind = argument.partition(": ")[2]
         outputs[kind] -= 1
         arguments.append(f"{argument} {{jax.buffer_donor = true}}" if outputs[kind] >= 0 else argument)
-    return "".join((
-        text[: found.start()],
-        f"func.func @main({', '.join(arguments)}) -> ({types}) {{\n",
-        text[found.end() : ending.start()],
-        f"    return {', '.join(value for value, _ in kept)} : {types}",
-        text[ending.end() :],
-    ))
+    return "".join(
+        (
+            text[: found.start()],
+            f"func.func @main({', '.join(arguments)}) -> ({types}) {{\n",
+            text[found.end() : ending.start()],
+            f"    return {', '.join(value for value, _ in kept)} : {types}",
+            text[ending.end() :],
+        )
+    )

@@ -1,4 +1,4 @@
-"""Names of TPU topologies such as "v5e:2x2": what they may look like, and the nearest one for a name that does not exist.
+"""Names of TPU topologies such as "v5e:2x2": what they may look like, and the nearest one to a name that is none.
 
 Owns what can be said without libtpu. Whether libtpu can compile for a name of the right form is its own answer.
 """
@@ -36,7 +36,15 @@ FAMILIES = {
     "v6e": Family(2, 256, _FLAT),
     "tpu7x": Family(3, 9216, _CUBE),
 }
-SYNONYMS = {"v5litepod": "v5e", "v5lite": "v5e", "v5": "v5p", "v6": "v6e", "v7": "tpu7x", "v7x": "tpu7x", "tpu7": "tpu7x"}
+SYNONYMS = {
+    "v5litepod": "v5e",
+    "v5lite": "v5e",
+    "v5": "v5p",
+    "v6": "v6e",
+    "v7": "tpu7x",
+    "v7x": "tpu7x",
+    "tpu7": "tpu7x",
+}
 
 
 def family(name: str) -> Family:

@@ -74,10 +74,14 @@ def resnet50(
     if aot is not None:
         from accel.bench import aot as ahead
 
-        _show_prediction(*ahead.run(options, aot, out, command, fit=fit, optimization=aot_optimization, python=aot_python))
+        _show_prediction(
+            *ahead.run(options, aot, out, command, fit=fit, optimization=aot_optimization, python=aot_python)
+        )
         return
     if fit or aot_python is not None:
-        raise ArgumentError(f"{'--fit' if fit else '--aot-python'} was given without --aot; name a topology: --aot v5e:2x2")
+        raise ArgumentError(
+            f"{'--fit' if fit else '--aot-python'} was given without --aot; name a topology: --aot v5e:2x2"
+        )
     from accel.bench.resnet50 import run
     from accel.compare import show
 
@@ -103,7 +107,9 @@ def _show_prediction(path: Path, record: Record) -> None:
     found, console = record.prediction, rich.get_console()
     assert found is not None
     batch = record.workload.batch_per_device.value
-    where = f"{found.topology} ({record.hardware.chip.value}, {record.hardware.devices.words()}), batch {batch} a device"
+    where = (
+        f"{found.topology} ({record.hardware.chip.value}, {record.hardware.devices.words()}), batch {batch} a device"
+    )
     if found.fits:
         figures = f"fits: peak HBM {show(record.results.peak_allocated)}, temporary {show(found.temporary)}, arguments "
         figures += f"{show(found.arguments)}, {show(found.flops)} and {show(found.bytes_accessed)} moved a step"

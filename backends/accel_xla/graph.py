@@ -29,5 +29,7 @@ def recorded() -> str:
 def average(tensors: Sequence[torch.Tensor], replicas: int) -> None:
     """Record, in place, the mean of `tensors` over `replicas` devices that will run this graph: one all_reduce."""
     if not os.environ.get(ALWAYS_ALL_REDUCE):
-        raise UnsupportedError(f"a collective over {replicas} replicas needs {ALWAYS_ALL_REDUCE}=1 before torch_xla loads")
+        raise UnsupportedError(
+            f"a collective over {replicas} replicas needs {ALWAYS_ALL_REDUCE}=1 before torch_xla loads"
+        )
     xm.all_reduce(xm.REDUCE_SUM, list(tensors), scale=1.0 / replicas, pin_layout=False)
