@@ -1,4 +1,4 @@
-"""`accel bench resnet50 --aot TOPOLOGY`: the benchmark's training step compiled for TPUs that are not there, as a record.
+"""`accel bench resnet50 --aot TOPOLOGY`: the benchmark's step compiled for TPUs that are not there, as a record.
 
 The step is the one that `accel bench resnet50` times: same model, recipe and session. Owns the record of origin
 `predicted`; recording and compiling are `accel.aot`.

@@ -32,7 +32,7 @@ def run(
     missing_only: bool = False,
     optimization: str = "O0",
     python: str | None = None,
-    told: Callable[[str], object] = lambda line: None,
+    told: Callable[[str], object] = str,
 ) -> Path:
     """Make the records in `folder` and the table of all of them; the table's path.
 
@@ -86,9 +86,10 @@ def cell(record: records.Record) -> str:
     found = _prediction(record)
     if not found.fits:
         return f"does not fit: {show(found.missing)} missing of {show(found.needed)}"
-    flops, moved = found.flops.value, found.bytes_accessed.value
-    work = "" if flops is None or moved is None else f"; {flops / 1e12:.2f} TFLOP, {moved / 1e9:.1f} GB moved"
-    return f"peak {show(record.results.peak_allocated)}, temporary {show(found.temporary)}{work}"
+    return (
+        f"peak {show(record.results.peak_allocated)}, temporary {show(found.temporary)}, {show(found.flops)}, "
+        f"{show(found.bytes_accessed)} moved"
+    )
 
 
 def _prediction(record: records.Record) -> records.Prediction:
@@ -102,9 +103,6 @@ def _footer(made: list[records.Record]) -> list[str]:
     names = ("torch", "torch_xla", "jax", "libtpu")
     versions = sorted({", ".join(f"{name} {record.versions[name]}" for name in names) for record in made})
     levels = sorted({_prediction(record).optimization for record in made})
-    work = first.workload
-    return [
-        f"{work.model}, {work.image_size.words()}, {first.numerics.policy}; origin: {first.origin}. "
-        f"Compiled {' to '.join(dict.fromkeys((dates[0], dates[-1])))} with {'; '.join(versions)}, "
-        f"optimization level {' and '.join(levels)}.",
-    ]
+    work, when = first.workload, " to ".join(dict.fromkeys((dates[0], dates[-1])))
+    said = f"{work.model}, {work.image_size.words()}, {first.numerics.policy}; origin: {first.origin}. Compiled {when} with"
+    return [f"{said} {'; '.join(versions)}, optimization level {' and '.join(levels)}."]
