@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import os
-import sys
 import sysconfig
 import traceback
 from collections.abc import Callable
@@ -56,7 +55,7 @@ def export(build: Build, *, precision: str = "fp32", replicas: int = 1, clip_nor
     """
     if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 1:
         raise ArgumentError(f"export(replicas={replicas!r}): expected an int from 1, the devices that run the program")
-    _prepare_environment()
+    _choose_client()
     session = init(backend="xla", precision=precision, clip_norm=clip_norm)
     try:
         return _recorded(session, build, replicas)
@@ -65,16 +64,13 @@ def export(build: Build, *, precision: str = "fp32", replicas: int = 1, clip_nor
         gc.collect()  # tensors whose graph is pending: the next cut of this process would run it
 
 
-def _prepare_environment() -> None:
-    """Choose XLA's CPU client, before torch_xla loads."""
-    wanted = {"PJRT_DEVICE": "CPU", "XLA_ALWAYS_ALLREDUCE": "1"}
+def _choose_client() -> None:
+    """XLA's CPU client, before torch_xla loads: a TPU of this machine stays free."""
     if os.environ.get("PJRT_DEVICE", "CPU").strip().upper() != "CPU":
         raise BackendError(
             f"PJRT_DEVICE={os.environ['PJRT_DEVICE']!r}: a step is recorded on XLA's CPU client; unset it, or set CPU"
         )
-    if "torch_xla" in sys.modules and not os.environ.get("XLA_ALWAYS_ALLREDUCE"):
-        raise BackendError("torch_xla is loaded already, without XLA_ALWAYS_ALLREDUCE=1; export in a new process")
-    _env.set_vendor_variables(wanted)
+    _env.set_vendor_variables({"PJRT_DEVICE": "CPU"})
 
 
 def _recorded(session: Session, build: Build, replicas: int) -> Program:

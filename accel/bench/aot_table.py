@@ -103,6 +103,7 @@ def _footer(made: list[records.Record]) -> list[str]:
     names = ("torch", "torch_xla", "jax", "libtpu")
     versions = sorted({", ".join(f"{name} {record.versions[name]}" for name in names) for record in made})
     levels = sorted({_prediction(record).optimization for record in made})
-    work, when = first.workload, " to ".join(dict.fromkeys((dates[0], dates[-1])))
-    said = f"{work.model}, {work.image_size.words()}, {first.numerics.policy}; origin: {first.origin}. Compiled {when} with"
-    return [f"{said} {'; '.join(versions)}, optimization level {' and '.join(levels)}."]
+    when = " to ".join(dict.fromkeys((dates[0], dates[-1])))
+    what = f"{first.workload.model}, {first.workload.image_size.words()}, {first.numerics.policy}"
+    how = f"optimization level {' and '.join(levels)}"
+    return [f"{what}; origin: {first.origin}. Compiled {when} with {'; '.join(versions)}, {how}."]
