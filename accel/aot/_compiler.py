@@ -33,6 +33,7 @@ TIMEOUT = 3600.0  # seconds for one program: ResNet-50 takes 230 s at libtpu's d
 _NEEDED = re.compile(
     r"\(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)([KMGT]?)\)|Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm"
 )
+REFUSED = ("INVALID_ARGUMENT", "NOT_FOUND")  # how libtpu's answers to a topology that does not exist begin
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -137,6 +138,8 @@ class Compiler:
         answer = self._ask({"do": "describe", "topology": name, "chip_config": config})
         if "error" in answer:
             text = answer["error"].partition(": ")[2]
+            if not text.startswith(REFUSED):
+                raise CompileError(f"libtpu {self.versions['libtpu']} does not start: {_first(answer['error'])}")
             raise _topology.refusal(name, f"libtpu {self.versions['libtpu']} says {text!r}")
         return Topology(name, answer["kind"], answer["devices"], answer["chips"])
 

@@ -96,8 +96,8 @@ def test_a_compiler_that_is_not_open_says_so() -> None:
 
 
 TEMPORARIES = (
-    "JaxRuntimeError: RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, the total memory required "
-    "for HLO temporaries (64.22G) exceeds available HBM (15.75G). HLO module: IrToHlo.282."
+    "JaxRuntimeError: RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, the total memory "
+    "required for HLO temporaries (64.22G) exceeds available HBM (15.75G). HLO module: IrToHlo.282."
 )
 OF_ALL = (
     "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. Used 19.61G of 15.48G "
