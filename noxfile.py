@@ -41,14 +41,19 @@ class Lane:
     bare: tuple[str, ...] = ()  # installed without their dependencies, instead of `torch`; a group gives what they need
     env: dict[str, str] = field(default_factory=dict)  # of everything that runs in the lane
     tests: tuple[str, ...] = ()  # what pytest is given; nothing: all tests
+    workers: int = 1  # processes that share the lane's tests
+    beside: tuple[str, ...] = ()  # sessions that make other environments, which its tests use
     compared: bool = True  # whether `make compare` trains in it
 
+
+AOT_PYTHON = ROOT / ".venvs" / "aot" / "bin" / "python"  # it has the TPU compiler
 
 LANES = {
     "cpu": Lane(
         torch=("torch==2.13.0+cpu", "torch==2.13.0"),  # a CPU build where pip offers one
         extras=("report", "vision"),
         groups=("test", "bench", "lint", "docs"),
+        workers=2,  # most tests keep one core busy
     ),
     # torch 2.9 for x86-64 is a CUDA build with 4.4 GB of CUDA wheels, none of which XLA uses: see .ci/cuda_stubs.py.
     "xla": Lane(
@@ -57,7 +62,12 @@ LANES = {
         extras=("report", "vision"),
         groups=("test", "xla"),
         # On PJRT's CPU client; without optimization a ResNet compiles in a tenth of the time.
-        env={"PJRT_DEVICE": "CPU", "XLA_FLAGS": "--xla_backend_optimization_level=0"},
+        env={
+            "PJRT_DEVICE": "CPU",
+            "XLA_FLAGS": "--xla_backend_optimization_level=0",
+            "ACCEL_AOT_PYTHON": str(AOT_PYTHON),
+        },
+        beside=("aot",),
         tests=("tests/contract/test_contract.py", "tests/xla"),
         compared=False,  # five epochs of ResNet-50 in unoptimized code would take hours
     ),
@@ -142,7 +152,9 @@ def test(session: nox.Session, lane: str) -> None:
     RESULTS.mkdir(parents=True, exist_ok=True)
     report = RESULTS / f"{lane}.xml"
     report.unlink(missing_ok=True)
-    pytest = ("-m", "pytest", f"--backend={lane}", f"--junitxml={report}", "--durations=10")
+    pytest = ["-m", "pytest", f"--backend={lane}", f"--junitxml={report}", "--durations=10"]
+    if LANES[lane].workers > 1:
+        pytest += ["--numprocesses", str(LANES[lane].workers), "--dist", "worksteal"]
     run(session, lane, *pytest, *(session.posargs or LANES[lane].tests), OMP_NUM_THREADS="1")
     judge(session, "lane", lane)
 
@@ -160,10 +172,24 @@ for name in LANES:
         """Make or refresh the backend's environment."""
         environment(session, lane)
 
-    @nox.session(name=f"test-{name}", requires=[name], venv_backend="none")
+    @nox.session(name=f"test-{name}", requires=[name, *LANES[name].beside], venv_backend="none")
     def _test(session: nox.Session, lane: str = name) -> None:
         """Run the test suite on the backend."""
         test(session, lane)
+
+
+@nox.session
+def aot(session: nox.Session) -> None:
+    """Make or refresh the environment of the TPU compiler, which the xla environment's packages do not go with."""
+    stamp = Path(session.virtualenv.location) / "inputs.sha256"
+    tools = nox.project.dependency_groups(PROJECT, "aot")
+    digest = hashlib.sha256(json.dumps([tools, sys.version, str(ROOT)]).encode()).hexdigest()
+    if stamp.exists() and stamp.read_text() == digest:
+        return
+    stamp.unlink(missing_ok=True)
+    session.install(*nox.project.dependency_groups(PROJECT, "pip"))
+    session.install(*tools)
+    stamp.write_text(digest)
 
 
 @nox.session(requires=["cpu"], venv_backend="none")
@@ -199,6 +225,12 @@ def compare(session: nox.Session) -> None:
         train = ("--data", "digits", "--epochs", "5", "--evaluate", "--out", "results")
         run(session, lane, "-m", "accel", "bench", "resnet50", *train)
     run(session, "cpu", "-m", "accel", "compare", "results", "--html", "results/compare.html")
+
+
+@nox.session(requires=["xla", "aot"], venv_backend="none")
+def aot_table(session: nox.Session) -> None:
+    """Compile ResNet-50 for each TPU generation with no TPU, into docs/aot; `-- --missing` goes on with a part of it."""
+    run(session, "xla", "-m", "accel", "bench", "aot-table", "--out", "docs/aot", *session.posargs)
 
 
 @nox.session(requires=["cpu"], venv_backend="none")

@@ -52,6 +52,10 @@ class LaunchError(AccelError, RuntimeError):
     exit_code = 2
 
 
+class DeviceError(AccelError, RuntimeError):
+    """An operation failed on the device, perhaps long before the Python line that the error was raised in."""
+
+
 class CollectiveError(AccelError, RuntimeError):
     """A collective failed: a peer died, the fabric broke or the group is no longer usable."""
 

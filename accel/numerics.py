@@ -85,3 +85,7 @@ class Numerics(ABC):
     @abstractmethod
     def autocast_dtype(self, policy: str) -> torch.dtype | None:
         """Dtype that autocast computes in under `policy`; None where the policy does not cast."""
+
+    def channels_last(self, policy: str) -> bool:
+        """Whether `prepare` should lay out convolution models in channels_last under `policy`: where that is faster."""
+        return False

@@ -101,6 +101,10 @@ class Precision:
             "switches": self._numerics.read(),
         }
 
+    def channels_last(self) -> bool:
+        """Whether convolutions are faster in channels_last under the policy in force."""
+        return self.policy is not None and self._numerics.channels_last(self.policy)
+
     def autocast(self, enabled: bool = True) -> contextlib.AbstractContextManager[Any]:
         """A context in which operations compute in the policy's dtype; it only casts."""
         if self.autocast_dtype is None:

@@ -61,5 +61,5 @@ def ranks(backend_name: str) -> Iterator[RankPool]:
     cell = accel.get_backend(backend_name).capabilities()["collective.processes"]
     if not cell.available:
         pytest.skip(f"unsupported by the capability table: {cell.why}")
-    with RankPool(2) as pool:
+    with RankPool(2, backend=backend_name) as pool:
         yield pool

@@ -33,7 +33,7 @@ class CpuDevice(EagerDevice):
         return 0  # torch.cpu.current_device() is the string "cpu" (torch 2.13)
 
     def properties(self, index: int | None = None) -> DeviceProperties:
-        self._checked(index)
+        self.checked(index)
         extra = {"instruction_set": torch.backends.cpu.get_cpu_capability(), "threads": str(torch.get_num_threads())}
         return DeviceProperties(_model_name(), total_memory()[0], os.cpu_count(), extra)
 
