@@ -1,10 +1,5 @@
-<<<<<<< HEAD
 """From a training step to a `Program`: the step is recorded on XLA's CPU client, in the same session code that trains,
 and is exported at its cut instead of being run.
-=======
-"""From a training step to a `Program`: the step is recorded on XLA's CPU client, in the same session code that
-trains, and is exported at its cut instead of being run.
->>>>>>> b541b3e309e93cc66cb97360fae51cc0549321f4
 
 Owns the recording and what can go wrong in it: a value read on the host, an operation that runs there, a step that
 records nothing or cuts more than once. Compiling the program is `_compiler`'s part.
@@ -51,7 +46,6 @@ def export(build: Build, *, precision: str = "fp32", replicas: int = 1, clip_nor
     """Record one optimizer step and return it as a program for the TPU compiler. Nothing of the step is run.
 
     `build(session)` prepares model and optimizers and returns `(step, batch)`: a function that trains one step by
-<<<<<<< HEAD
     `session.backward` and `session.step`, and the tuple of its arguments. Of tensors in `batch` only shape and dtype
     matter; they may be on the meta device. `replicas` devices will run the program, each on such a batch; with more
     than one the gradients are averaged inside it. The optimizer's state is there when recording starts, so the program
@@ -60,17 +54,6 @@ def export(build: Build, *, precision: str = "fp32", replicas: int = 1, clip_nor
     Call it in a process that does nothing else on XLA, with `PJRT_DEVICE` unset or CPU; what `build` made must not be
     used afterwards. Raises `ExportError`, naming the line, for a step that reads a value on the host or runs an
     operation there, and for one that records nothing; else as `accel.init`.
-=======
-    `session.backward` and `session.step`, and the tuple of arguments for it. Only shapes and dtypes of tensors in
-    `batch` matter; they may be on the meta device. `replicas` devices will run the program, each on such a batch;
-    with more than one the gradients are averaged inside it. The optimizer's state is there when recording starts, so
-    the program is that of any step but the first.
-
-    Call it in a process that does nothing else on XLA, with `PJRT_DEVICE` unset or CPU; what `build` made must not be
-    used afterwards. Raises `ExportError`, naming the line, for a step that reads a value on the host or runs an
-    operation there, and for one that records nothing; `ArgumentError`, `BackendError` and `UnsupportedError` as
-    `accel.init`.
->>>>>>> b541b3e309e93cc66cb97360fae51cc0549321f4
     """
     if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 1:
         raise ArgumentError(f"export(replicas={replicas!r}): expected an int from 1, the devices that run the program")
@@ -118,14 +101,8 @@ def _recorded(session: Session, build: Build, replicas: int) -> Program:
         texts = [program for text in texts if (program := as_run(text))]
         if not texts:
             raise ExportError(
-<<<<<<< HEAD
                 "the step recorded nothing on the device: it must compute a loss from its batch with the prepared "
                 "model, call session.backward(loss) and session.step(optimizer)"
-=======
-                "the step recorded nothing on the device: it must compute a loss from its batch with "
-                "the prepared model, "
-                "call session.backward(loss) and session.step(optimizer)"
->>>>>>> b541b3e309e93cc66cb97360fae51cc0549321f4
             )
         if len(texts) > 1:
             raise ExportError(

@@ -1,9 +1,4 @@
-<<<<<<< HEAD
 """Names of TPU topologies such as "v5e:2x2": what they may look like, and the nearest one to a name that is none.
-=======
-"""Names of TPU topologies such as "v5e:2x2": what they may look like, and the nearest one for a name that does not
-exist.
->>>>>>> b541b3e309e93cc66cb97360fae51cc0549321f4
 
 Owns what can be said without libtpu. Whether libtpu can compile for a name of the right form is its own answer.
 """

@@ -1,9 +1,4 @@
-<<<<<<< HEAD
 """`accel bench resnet50 --aot TOPOLOGY`: the benchmark's step compiled for TPUs that are not there, as a record.
-=======
-"""`accel bench resnet50 --aot TOPOLOGY`: the benchmark's training step compiled for TPUs that are not there, as a
-record.
->>>>>>> b541b3e309e93cc66cb97360fae51cc0549321f4
 
 The step is the one that `accel bench resnet50` times: same model, recipe and session. Owns the record of origin
 `predicted`; recording and compiling are `accel.aot`.

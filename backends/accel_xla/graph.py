@@ -27,7 +27,6 @@ def recorded() -> str:
 
 def average(tensors: Sequence[torch.Tensor], replicas: int) -> None:
     """Record, in place, the mean of `tensors` over `replicas` devices that will run this graph: one all_reduce."""
-<<<<<<< HEAD
     with _all_reduce_of_one_device():
         xm.all_reduce(xm.REDUCE_SUM, list(tensors), scale=1.0 / replicas, pin_layout=False)
 
@@ -43,10 +42,3 @@ def _all_reduce_of_one_device() -> Iterator[None]:
             del os.environ[ALWAYS_ALL_REDUCE]
         else:
             os.environ[ALWAYS_ALL_REDUCE] = before
-=======
-    if not os.environ.get(ALWAYS_ALL_REDUCE):
-        raise UnsupportedError(
-            f"a collective over {replicas} replicas needs {ALWAYS_ALL_REDUCE}=1 before torch_xla loads"
-        )
-    xm.all_reduce(xm.REDUCE_SUM, list(tensors), scale=1.0 / replicas, pin_layout=False)
->>>>>>> b541b3e309e93cc66cb97360fae51cc0549321f4
