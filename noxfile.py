@@ -165,14 +165,14 @@ def passed(check: str) -> None:
     (RESULTS / check).touch()
 
 
-for name in LANES:
+for name, kind in LANES.items():
 
     @nox.session(name=name)
     def _environment(session: nox.Session, lane: str = name) -> None:
         """Make or refresh the backend's environment."""
         environment(session, lane)
 
-    @nox.session(name=f"test-{name}", requires=[name, *LANES[name].beside], venv_backend="none")
+    @nox.session(name=f"test-{name}", requires=[name, *kind.beside], venv_backend="none")
     def _test(session: nox.Session, lane: str = name) -> None:
         """Run the test suite on the backend."""
         test(session, lane)
@@ -229,7 +229,7 @@ def compare(session: nox.Session) -> None:
 
 @nox.session(requires=["xla", "aot"], venv_backend="none")
 def aot_table(session: nox.Session) -> None:
-    """Compile ResNet-50 for each TPU generation with no TPU, into docs/aot; `-- --missing` goes on with a part of it."""
+    """Compile ResNet-50 for each TPU generation, with no TPU, into docs/aot; `-- --missing` goes on with a part."""
     run(session, "xla", "-m", "accel", "bench", "aot-table", "--out", "docs/aot", *session.posargs)
 
 

@@ -48,8 +48,7 @@ def tpu_hardware() -> str | None:
 
 def unusable(environ: Mapping[str, str] = os.environ) -> str | None:
     """Why the TPU of this host cannot be used as things are: a chip list that does not fit, a lock; None when it
-    can.
-    """
+    can."""
     return wrong_chip_list(len(chips()), environ) or locked(environ)
 
 
