@@ -12,7 +12,7 @@ import threading
 import time
 from datetime import timedelta
 
-from torch.distributed.distributed_c10d import HashStore, PrefixStore, Store
+from torch.distributed import HashStore, PrefixStore, Store  # distributed_c10d of torch 2.9 does not name the first
 
 from accel.control import named
 from accel.errors import CollectiveError, CollectiveTimeout
