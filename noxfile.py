@@ -43,10 +43,13 @@ class Lane:
     tests: tuple[str, ...] = ()  # what pytest is given; nothing: all tests
     workers: int = 1  # processes that share the lane's tests
     beside: tuple[str, ...] = ()  # sessions that make other environments, which its tests use
-    compared: bool = True  # whether `make compare` trains in it
+    compared: tuple[tuple[str, ...], ...] = ()  # arguments of each run that `make compare` trains in it
 
 
 AOT_PYTHON = ROOT / ".venvs" / "aot" / "bin" / "python"  # it has the TPU compiler
+TRAINED = ("--data", "digits", "--epochs", "5", "--evaluate")
+# What a client without optimization does in minutes. Its speed says nothing; its losses are set beside the CPU's.
+PARITY = ("--data", "digits", "--model", "resnet18", "--warmup", "4", "--steps", "8", "--repeats", "1")
 
 LANES = {
     "cpu": Lane(
@@ -54,6 +57,7 @@ LANES = {
         extras=("report", "vision"),
         groups=("test", "bench", "lint", "docs"),
         workers=2,  # most tests keep one core busy
+        compared=(TRAINED, PARITY),
     ),
     # torch 2.9 for x86-64 is a CUDA build with 4.4 GB of CUDA wheels, none of which XLA uses: see .ci/cuda_stubs.py.
     "xla": Lane(
@@ -69,7 +73,20 @@ LANES = {
         },
         beside=("aot",),
         tests=("tests/contract/test_contract.py", "tests/xla"),
-        compared=False,  # five epochs of ResNet-50 in unoptimized code would take hours
+        compared=(PARITY,),
+    ),
+    # torch_tpu without a TPU: what its backend calls is there and does what it is taken to do.
+    "tpu": Lane(
+        torch=("torch==2.13.0+cpu", "torch==2.13.0"),
+        extras=(),
+        groups=("test", "tpu"),
+        # No metadata service to ask for a TPU's place, and no lock that other processes of this machine wait for.
+        env={
+            "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+            "TPU_SKIP_MDS_QUERY": "1",
+            "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+        },
+        tests=("tests/tpu",),
     ),
 }
 CHECKS = ("lint", "docs")  # what `make test` runs beside the lanes
@@ -220,10 +237,13 @@ COMPARED = [name for name, lane in LANES.items() if lane.compared]
 
 @nox.session(requires=COMPARED, venv_backend="none")
 def compare(session: nox.Session) -> None:
-    """Train ResNet-50 on real digits in the compared environments, and compare the records under results/."""
+    """Train on real digits in the compared environments, and compare the records under results/.
+
+    ResNet-50 for its figures, and a few steps of ResNet-18 for the parity of its losses with XLA's on the CPU.
+    """
     for lane in COMPARED:
-        train = ("--data", "digits", "--epochs", "5", "--evaluate", "--out", "results")
-        run(session, lane, "-m", "accel", "bench", "resnet50", *train)
+        for train in LANES[lane].compared:
+            run(session, lane, "-m", "accel", "bench", "resnet50", *train, "--out", "results")
     run(session, "cpu", "-m", "accel", "compare", "results", "--html", "results/compare.html")
 
 

@@ -41,6 +41,8 @@ def columns(entry: Entry, baseline: Entry) -> dict[str, Cell]:
         "peak allocated": cell(record, results.peak_allocated),
         "peak reserved": cell(record, results.peak_reserved),
         "compile": cell(record, results.compile_time),
+        "compiled": cell(record, results.compiles),
+        "on the host": cell(record, results.fallbacks),
         **compiled,
     }
 

@@ -15,6 +15,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 SCHEMA = "accel-record/1"
 ORIGINS = ("measured", "emulated", "published", "predicted")
 
+NOT_YET = "the record was made by a version that did not count them"
+
 Number = int | float
 Scalar = str | int | float | bool | None
 
@@ -137,6 +139,8 @@ class Results:
     accuracy: Figure
     peak_allocated: Figure
     peak_reserved: Figure
+    compiles: Figure = Figure(None, "graphs", reason=NOT_YET)
+    fallbacks: Figure = Figure(None, "operations", reason=NOT_YET)
 
 
 @dataclass(frozen=True)
