@@ -35,6 +35,10 @@ def resnet50(
     workers: Annotated[int, typer.Option(help="Data loading processes of each rank.")] = 0,
     seed: Annotated[int, typer.Option(help="Seed of host and device generators.")] = 0,
     evaluate: Annotated[bool, typer.Option("--evaluate", help="Accuracy on held-out data after the run.")] = False,
+    compiled: Annotated[bool, typer.Option("--compile", help="Run the model through torch.compile.")] = False,
+    cuda_graphs: Annotated[
+        bool, typer.Option("--cuda-graphs", help="Record forward and backward once, then replay them.")
+    ] = False,
 ) -> None:
     """Train ResNet-50 and time it: throughput, step times, loss curve, and accuracy with --evaluate."""
     from accel.bench._options import Options
@@ -55,6 +59,8 @@ def resnet50(
         workers=workers,
         seed=seed,
         evaluate=evaluate,
+        compile=compiled,
+        graphs=cuda_graphs,
     )
     outcome = run(options, out, shlex.join(["accel", *sys.argv[1:]]))
     if outcome is None:
