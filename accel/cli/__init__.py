@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import typer
 
-from accel.cli import bench, compare, doctor, launch
+from accel.cli import bench, compare, conformance, doctor, launch
 from accel.errors import AccelError
 
 app = typer.Typer(
@@ -24,6 +24,7 @@ app = typer.Typer(
 app.command()(doctor.doctor)
 app.add_typer(bench.app, name="bench")
 app.command()(compare.compare)
+app.command()(conformance.conformance)
 app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})(launch.launch)
 
 
