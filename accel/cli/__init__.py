@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import typer
 
-from accel.cli import bench, chips, compare, doctor, launch
+from accel.cli import bench, chips, compare, conformance, doctor, launch
 from accel.errors import AccelError
 
 app = typer.Typer(
@@ -25,6 +25,7 @@ app.command()(doctor.doctor)
 app.add_typer(bench.app, name="bench")
 app.command()(compare.compare)
 app.command()(chips.chips)
+app.command()(conformance.conformance)
 app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})(launch.launch)
 
 
