@@ -12,7 +12,8 @@ import threading
 import time
 from datetime import timedelta
 
-from torch.distributed import HashStore, PrefixStore, Store  # distributed_c10d of torch 2.9 does not name the first
+# torch.distributed.distributed_c10d of torch 2.9 does not have the first.
+from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr-defined]
 
 from accel.control import named
 from accel.errors import CollectiveError, CollectiveTimeout
