@@ -42,12 +42,14 @@ class Lane:
     env: dict[str, str] = field(default_factory=dict)  # of everything that runs in the lane
     tests: tuple[str, ...] = ()  # what pytest is given; nothing: all tests
     workers: int = 1  # processes that share the lane's tests
+    beside: tuple[str, ...] = ()  # sessions that make other environments, which its tests use
     compared: tuple[tuple[str, ...], ...] = ()  # arguments of each run that `make compare` trains in it
 
 
+AOT_PYTHON = ROOT / ".venvs" / "aot" / "bin" / "python"  # it has the TPU compiler
 TRAINED = ("--data", "digits", "--epochs", "5", "--evaluate")
 # What a client without optimization does in minutes. Its speed says nothing; its losses are set beside the CPU's.
-PARITY = ("--data", "digits", "--model", "resnet18", "--batch", "16", "--warmup", "4", "--steps", "6", "--repeats", "1")
+PARITY = tuple("--data digits --model resnet18 --batch 16 --warmup 4 --steps 6 --repeats 1".split())
 
 LANES = {
     "cpu": Lane(
@@ -64,7 +66,12 @@ LANES = {
         extras=("report", "vision"),
         groups=("test", "xla"),
         # On PJRT's CPU client; without optimization a ResNet compiles in a tenth of the time.
-        env={"PJRT_DEVICE": "CPU", "XLA_FLAGS": "--xla_backend_optimization_level=0"},
+        env={
+            "PJRT_DEVICE": "CPU",
+            "XLA_FLAGS": "--xla_backend_optimization_level=0",
+            "ACCEL_AOT_PYTHON": str(AOT_PYTHON),
+        },
+        beside=("aot",),
         tests=("tests/contract/test_contract.py", "tests/xla"),
         compared=(PARITY,),
     ),
@@ -175,17 +182,31 @@ def passed(check: str) -> None:
     (RESULTS / check).touch()
 
 
-for name in LANES:
+for name, kind in LANES.items():
 
     @nox.session(name=name)
     def _environment(session: nox.Session, lane: str = name) -> None:
         """Make or refresh the backend's environment."""
         environment(session, lane)
 
-    @nox.session(name=f"test-{name}", requires=[name], venv_backend="none")
+    @nox.session(name=f"test-{name}", requires=[name, *kind.beside], venv_backend="none")
     def _test(session: nox.Session, lane: str = name) -> None:
         """Run the test suite on the backend."""
         test(session, lane)
+
+
+@nox.session
+def aot(session: nox.Session) -> None:
+    """Make or refresh the environment of the TPU compiler, which the xla environment's packages do not go with."""
+    stamp = Path(session.virtualenv.location) / "inputs.sha256"
+    tools = nox.project.dependency_groups(PROJECT, "aot")
+    digest = hashlib.sha256(json.dumps([tools, sys.version, str(ROOT)]).encode()).hexdigest()
+    if stamp.exists() and stamp.read_text() == digest:
+        return
+    stamp.unlink(missing_ok=True)
+    session.install(*nox.project.dependency_groups(PROJECT, "pip"))
+    session.install(*tools)
+    stamp.write_text(digest)
 
 
 @nox.session(requires=["cpu"], venv_backend="none")
@@ -224,6 +245,12 @@ def compare(session: nox.Session) -> None:
         for train in LANES[lane].compared:
             run(session, lane, "-m", "accel", "bench", "resnet50", *train, "--out", "results")
     run(session, "cpu", "-m", "accel", "compare", "results", "--html", "results/compare.html")
+
+
+@nox.session(requires=["xla", "aot"], venv_backend="none")
+def aot_table(session: nox.Session) -> None:
+    """Compile ResNet-50 for each TPU generation, with no TPU, into docs/aot; `-- --missing` goes on with a part."""
+    run(session, "xla", "-m", "accel", "bench", "aot-table", "--out", "docs/aot", *session.posargs)
 
 
 @nox.session(requires=["cpu"], venv_backend="none")

@@ -27,8 +27,11 @@ class Environment(NamedTuple):
     warnings: list[str]
 
 
-def gather(session: Session) -> Environment:
-    """Read everything on this rank and exchange what may differ; every rank must call it, while the session is open."""
+def gather(session: Session, conditions: dict[str, str]) -> Environment:
+    """Read everything on this rank and exchange what may differ; every rank must call it, while the session is open.
+
+    conditions: how the benchmark ran its steps, recorded beside the numerics in force.
+    """
     backend = session.backend
     properties = backend.device.properties()
     stats = backend.memory.stats()
@@ -57,7 +60,7 @@ def gather(session: Session) -> Environment:
             "os": platform.platform(),
             **backend.versions,
         },
-        numerics=_numerics(session),
+        numerics=_numerics(session, conditions),
         peak_allocated=allocated,
         peak_reserved=reserved,
         warnings=warnings,
@@ -90,8 +93,8 @@ def _peak(ranks: list[dict[str, list[int | None]]], index: int) -> Figure:
     return Figure(None, "bytes", reason=str(next(reason for rank in ranks if (reason := rank["reasons"][index]))))
 
 
-def _numerics(session: Session) -> Numerics:
+def _numerics(session: Session, conditions: dict[str, str]) -> Numerics:
     described = session.backend.precision.describe()
     policy = described.pop("policy")
     in_force = described.pop("switches")
-    return Numerics(str(policy), {**described, **in_force})
+    return Numerics(str(policy), {**described, **in_force, **conditions})

@@ -61,12 +61,12 @@ def run(options: Options, out: str | Path, command: str) -> tuple[Path, records.
         counters = session.backend.device.counters()
         loader = _train.loader(session, train, options.batch, options.workers)
         schedule = _schedule(options, session, loader)
-        trainer = _train.Trainer(session, options.model, train.num_classes, loader, options.batch, schedule.total)
+        trainer = _train.Trainer(session, options, train, loader, schedule.total)
         timings, points = _timed(session, trainer, schedule)
         accuracy = None
         if options.evaluate:
             accuracy = _train.evaluate(session, trainer.model, held_out, options.batch, options.workers)
-        machine = _environment.gather(session)
+        machine = _environment.gather(session, trainer.conditions)
         counted = _environment.counted(session, counters)
         if not session.is_main:
             return None

@@ -131,9 +131,15 @@ def _condition(record: Record) -> dict[str, str]:
         "clock": protocol.clock,
         "loader workers": protocol.loader_workers.words(),
         "hosts": record.hardware.hosts.words(),
+        **_compilation(record),
         **{f"numerics: {name}": str(value) for name, value in record.numerics.in_force.items()},
         **{f"version: {name}": value for name, value in record.versions.items()},
     }
+
+
+def _compilation(record: Record) -> dict[str, str]:
+    found = record.prediction
+    return {} if found is None else {"compiled for": found.topology, "optimization": found.optimization}
 
 
 def _differences(named: dict[str, dict[str, str]]) -> list[Difference]:

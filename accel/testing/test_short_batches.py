@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from accel.errors import ArgumentError
 
 SAMPLES = torch.arange(11.0).reshape(11, 1)
-LOADERS = {
+LOADERS: dict[str, Callable[[], Any]] = {
     "DataLoader": lambda: DataLoader(TensorDataset(SAMPLES), 4),
     "list": lambda: [[SAMPLES[i : i + 4]] for i in (0, 4, 8)],
     "stream": lambda: ([SAMPLES[i : i + 4]] for i in (0, 4, 8)),

@@ -78,7 +78,8 @@ class CudaNumerics(Numerics):
         precision = "tf32" if fast else "ieee"
         self.put_back(
             Switches(
-                *[precision] * 4, fast, fast,
+                matmul=precision, cudnn=precision, conv=precision, rnn=precision,
+                allow_matmul=fast, allow_cudnn=fast,
                 benchmark=not deterministic,  # a search at each new shape; what it finds may differ from run to run
                 cudnn_deterministic=deterministic,
                 deterministic=deterministic,
