@@ -49,7 +49,10 @@ class Lane:
 AOT_PYTHON = ROOT / ".venvs" / "aot" / "bin" / "python"  # it has the TPU compiler
 TRAINED = ("--data", "digits", "--epochs", "5", "--evaluate")
 # What a client without optimization does in minutes. Its speed says nothing; its losses are set beside the CPU's.
-PARITY = tuple("--data digits --model resnet18 --batch 16 --warmup 4 --steps 6 --repeats 1".split())
+PARITY = (
+    *("--data", "digits", "--model", "resnet18", "--batch", "16"),
+    *("--warmup", "4", "--steps", "6", "--repeats", "1"),
+)
 
 LANES = {
     "cpu": Lane(
