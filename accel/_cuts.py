@@ -88,6 +88,10 @@ class Cuts:
         """The session ends."""
         self._tracer.stop()
 
+    def divert(self, run: Callable[[], object]) -> None:
+        """Give the graph of each window's end to `run` from now on, instead of running it."""
+        self._run = run
+
     def inside(self) -> None:
         """Cut after a micro-batch that does not end its window."""
         self._device.flush()

@@ -12,8 +12,8 @@ import threading
 import time
 from datetime import timedelta
 
-# torch.distributed.distributed_c10d of torch 2.9 does not have the first.
-from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr-defined]
+from torch._C._distributed_c10d import HashStore
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from accel.control import named
 from accel.errors import CollectiveError, CollectiveTimeout
