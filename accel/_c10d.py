@@ -99,7 +99,7 @@ class C10dTransport(Transport):
     """Tensor operations through torch.distributed's default process group, made here or found."""
 
     c10d_backend: ClassVar[str]
-    blocks: ClassVar[bool] = False
+    blocks: ClassVar[bool] = False  # True where waiting blocks the host (gloo); False where it orders streams
     grace: ClassVar[float] = 0.0  # seconds that the fabric's own limit is longer, so that accel's error comes first
 
     def __init__(self) -> None:

@@ -23,6 +23,9 @@ class Watch(Protocol):
     def check_abort(self) -> None:
         """Raise if a rank has given up."""
 
+    def fault(self, error: RuntimeError) -> str | None:
+        """What the fabric's error means, or None."""
+
     def slow(self, left: float) -> None:
         """Look around after a slice of waiting; raises when waiting on makes no sense."""
 
@@ -88,7 +91,7 @@ class Work:
         if self._error is not None:
             raise self._error
         try:
-            with translated(self._watch.describe, self._watch.check_abort), torch.no_grad():
+            with translated(self._watch.describe, self._watch.check_abort, self._watch.fault), torch.no_grad():
                 if self._handle is not None:
                     self._await(self._handle, limit)
                 self._result = self._finish()

@@ -7,13 +7,14 @@ vendor's `device.py` holds what differs.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from accel._copies import Copies
-from accel.errors import ArgumentError, UnsupportedError
+from accel.errors import ArgumentError, DeviceError, UnsupportedError
 
 
 class DeviceProperties(NamedTuple):
@@ -81,9 +82,17 @@ class Device(ABC):
     def counters(self) -> dict[str, int]:
         """`compiles` and `fallbacks` (operations run on the host) since the process started; 0 where there are none."""
 
+    def uncounted(self) -> Mapping[str, str]:
+        """Why a counter says nothing here, by its name; those that are not in it count."""
+        return {}
+
     def fallback_operations(self) -> list[str]:
         """Names of the operations counted as `fallbacks`; none where every operation runs on the device."""
         return []
+
+    def host_reads(self) -> int:
+        """Tensors copied to the host since the process started, where a copy ends a lazy graph; 0 on eager devices."""
+        return 0
 
     @abstractmethod
     def stream(self) -> Any:
@@ -113,6 +122,10 @@ class Device(ABC):
         Raises `UnsupportedError` where the capability table says so (`train.graphs`).
         """
         raise UnsupportedError(f"train.graphs is unsupported on device type {self.type!r}")
+
+    def explained(self, error: RuntimeError) -> DeviceError | None:
+        """`error` with the advice that finds its cause, where the device raised it late; None for any other."""
+        return None
 
     def checked(self, index: int | None) -> int:
         """`index`, or the current one. Raises `ArgumentError` when it is not below `count()`."""

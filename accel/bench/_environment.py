@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import socket
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -64,6 +65,19 @@ def gather(session: Session, conditions: dict[str, str]) -> Environment:
         peak_reserved=reserved,
         warnings=warnings,
     )
+
+
+def counted(session: Session, before: Mapping[str, int]) -> dict[str, Figure]:
+    """What the device's counters moved since `before`, on the rank with most; every rank must call it."""
+    device = session.backend.device
+    mine = {name: value - before[name] for name, value in device.counters().items()}
+    ranks = session.backend.collective.all_gather_object(mine)
+    figures = {}
+    for name, unit in (("compiles", "graphs"), ("fallbacks", "operations")):
+        why_not = device.uncounted().get(name)
+        value = None if why_not else max(rank[name] for rank in ranks)
+        figures[name] = Figure(value, unit, reason=why_not)
+    return figures
 
 
 def _chip(name: str | None, chips: list[str]) -> Label:

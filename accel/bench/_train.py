@@ -41,7 +41,7 @@ def loader(session: Session, dataset: ImageDataset, batch: int, workers: int) ->
         mine = range(session.rank * batch, (session.rank + 1) * batch)
         images, labels = default_collate([dataset[index] for index in mine])
         move = session.backend.device.move
-        return _Again((move(images), move(labels)))
+        return Again((move(images), move(labels)))
     loader = DataLoader(
         dataset,
         batch,
@@ -58,8 +58,8 @@ def loader(session: Session, dataset: ImageDataset, batch: int, workers: int) ->
     return loader
 
 
-class _Again:
-    """One batch again and again; the length only says after how many an epoch ends."""
+class Again:
+    """A loader that gives one batch again and again; the length only says after how many an epoch ends."""
 
     def __init__(self, batch: tuple[torch.Tensor, torch.Tensor], length: int = 1000) -> None:
         self._batch = batch
@@ -73,9 +73,17 @@ class _Again:
 
 
 class Trainer:
-    """A prepared model, optimizer and schedule over `total` optimizer steps."""
+    """A prepared model, optimizer and schedule over `total` optimizer steps on `devices` (default: the session's)."""
 
-    def __init__(self, session: Session, options: Options, dataset: ImageDataset, loader: Any, total: int) -> None:
+    def __init__(
+        self,
+        session: Session,
+        options: Options,
+        dataset: ImageDataset,
+        loader: Any,
+        total: int,
+        devices: int | None = None,
+    ) -> None:
         offers = session.backend.capabilities()
         if options.graphs:
             offers.require("train.graphs")
@@ -83,7 +91,8 @@ class Trainer:
                 raise ArgumentError(f"--cuda-graphs is for one process; this run has {session.world_size} ranks")
         module: nn.Module = getattr(models, options.model)(dataset.num_classes, zero_init_residual=True)
         self.parameters = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
-        self.lr = LR_PER_IMAGE * options.batch * session.accumulate * session.world_size
+        self.devices = session.world_size if devices is None else devices
+        self.lr = LR_PER_IMAGE * options.batch * session.accumulate * self.devices
         warm = max(1, round(WARM_UP * total))
 
         def share(step: int) -> float:  # of the peak; it stays at its end when warm-up is extended
@@ -152,7 +161,7 @@ def evaluate(session: Session, model: nn.Module, dataset: ImageDataset, batch: i
     return meter.read()["accuracy"]
 
 
-def workload(session: Session, trainer: Trainer, dataset: ImageDataset, options: Options) -> records.Workload:
+def workload(trainer: Trainer, dataset: ImageDataset, options: Options) -> records.Workload:
     """What was trained, for the record."""
     data = dataset.name
     if data == "folder":  # another folder is other data
@@ -166,7 +175,7 @@ def workload(session: Session, trainer: Trainer, dataset: ImageDataset, options:
         image_size=records.Figure(dataset.size, "px"),
         batch_per_device=records.Figure(options.batch, "images"),
         accumulate=records.Figure(options.accumulate, "micro-batches"),
-        global_batch=records.Figure(options.batch * options.accumulate * session.world_size, "images"),
+        global_batch=records.Figure(options.batch * options.accumulate * trainer.devices, "images"),
         optimizer=trainer.recipe,
         seed=options.seed,
     )

@@ -58,6 +58,7 @@ def run(options: Options, out: str | Path, command: str) -> tuple[Path, records.
         path = records.destination(out, record_id)
     with init(precision=options.precision, accumulate=options.accumulate, seed=options.seed) as session:
         session.backend.memory.reset_peak()
+        counters = session.backend.device.counters()
         loader = _train.loader(session, train, options.batch, options.workers)
         schedule = _schedule(options, session, loader)
         trainer = _train.Trainer(session, options, train, loader, schedule.total)
@@ -66,11 +67,12 @@ def run(options: Options, out: str | Path, command: str) -> tuple[Path, records.
         if options.evaluate:
             accuracy = _train.evaluate(session, trainer.model, held_out, options.batch, options.workers)
         machine = _environment.gather(session, trainer.conditions)
+        counted = _environment.counted(session, counters)
         if not session.is_main:
             return None
-        work = _train.workload(session, trainer, train, options)
+        work = _train.workload(trainer, train, options)
         record = _record(
-            record_id, started, command, options, session, machine, work, schedule, timings, points, accuracy
+            record_id, started, command, options, session, machine, counted, work, schedule, timings, points, accuracy
         )
         return records.write(record, path), record
 
@@ -140,6 +142,7 @@ def _record(
     options: Options,
     session: Session,
     machine: Any,
+    counted: dict[str, records.Figure],
     work: records.Workload,
     schedule: Schedule,
     timings: list[RankTiming],
@@ -190,6 +193,7 @@ def _record(
             accuracy=_or_reason(accuracy, "fraction", "not evaluated; run with --evaluate"),
             peak_allocated=machine.peak_allocated,
             peak_reserved=machine.peak_reserved,
+            **counted,
         ),
         warnings=tuple(warnings),
     )

@@ -8,6 +8,7 @@ from rich.text import Text
 
 from accel.compare._cells import ORIGIN_MEANING, ORIGIN_SHORT, Cell, columns
 from accel.compare._groups import Difference, Entry, Group, Report
+from accel.compare._parity import Parity
 
 _FIELD_WIDTH = 18  # characters for the names of the rows
 _RUN_WIDTH = 30  # characters for a run; more runs than fit go to a table below
@@ -22,6 +23,9 @@ def print_report(report: Report, console: Console) -> None:
         text = f"{count} groups, not comparable with each other: no ratio crosses them. They differ in"
         console.print(Text(text, style="bold yellow"))
         _print_differences(report.differences, console)
+    if report.parity:
+        console.print(Text("Loss parity: the same work, step by step", style="bold"))
+        _print_parity(report.parity, console)
     origins = dict.fromkeys(group.origin for group in report.groups)
     console.print(Text("; ".join(f"{ORIGIN_SHORT[name]}: {ORIGIN_MEANING[name]}" for name in origins), style="dim"))
 
@@ -74,6 +78,15 @@ def _how(entry: Entry) -> dict[str, str]:
         "threads": f"{record.protocol.threads.words()} ({record.protocol.threads_source})",
         "torch": record.versions.get("torch", "not recorded"),
     }
+
+
+def _print_parity(parity: list[Parity], console: Console) -> None:
+    table = Table()
+    for title in parity[0].words:
+        table.add_column(title, overflow="fold")
+    for one in parity:
+        table.add_row(*(Text(word) for word in one.words.values()))
+    console.print(table)
 
 
 def _cell(cell: Cell) -> Text:

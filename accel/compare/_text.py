@@ -26,6 +26,9 @@ def markdown_text(report: Report) -> str:
         lines += [*warnings, ""] if warnings else []
         lines += _markdown_differences("Differs inside this group", group.conditions)
     lines += _markdown_differences("Groups are not comparable with each other; they differ in", report.differences)
+    if report.parity:
+        rows = [_markdown_row(list(one.words.values())) for one in report.parity]
+        lines += ["### Loss parity", "", *_markdown_head(list(report.parity[0].words)), *rows]
     return "\n".join(lines).rstrip() + "\n"
 
 

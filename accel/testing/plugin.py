@@ -76,5 +76,5 @@ def ranks(backend_name: str) -> Iterator[RankPool]:
         pytest.skip(f"unsupported by the capability table: {cell.why}")
     if backend.device.identity() is not None and backend.device.count() < 2:
         pytest.skip(f"two ranks need two devices; backend {backend_name!r} shows 1 to this process")
-    with RankPool(2) as pool:
+    with RankPool(2, backend=backend_name) as pool:
         yield pool

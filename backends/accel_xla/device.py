@@ -95,6 +95,10 @@ class XlaDevice(Device):
         """Names of the operations that ran on the host since the process started."""
         return [name for name in metrics.executed_fallback_ops() if name != READS]
 
+    def host_reads(self) -> int:
+        data = metrics.metric_data("TransferFromDeviceTime")
+        return int(data[0]) if data else 0
+
     def at(self, index: int | None) -> torch.device:
         """The device `index` (default: current), without making it current."""
         return torch.device(self.type, self.checked(index))

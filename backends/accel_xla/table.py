@@ -5,11 +5,11 @@ itself.
 from __future__ import annotations
 
 from accel._lowering import cells
-from accel.capabilities import Capability, CapabilityTable, native, unsupported
+from accel.capabilities import Capability, CapabilityTable, emulated, native, unsupported
 from accel.transport import Transport
 from accel_xla.memory import NO_ALLOCATOR, NO_FIGURES
 from accel_xla.numerics import NO_FP16
-from accel_xla.transport import ONE_PROCESS
+from accel_xla.transport import ALONE
 
 
 def capabilities(transport: Transport, client: str) -> CapabilityTable:
@@ -33,9 +33,12 @@ def capabilities(transport: Transport, client: str) -> CapabilityTable:
         "train.checkpoint": unsupported(
             "torch's checkpoint replays dropout through a device module, which torch_xla lacks"
         ),
+        "prepare.channels_last": emulated("accepted and without effect: XLA chooses layouts itself"),
         "prepare.compile": unsupported("each step is compiled as one graph already; torch.compile would cut it"),
-        "prepare.channels_last": unsupported("XLA chooses layouts itself"),
         "prepare.sync_batchnorm": unsupported("torch's SyncBatchNorm takes CUDA tensors only"),
-        "collective.processes": unsupported(ONE_PROCESS),
+        "collective.processes": native("XLA's own collectives, between the replicas that PJRT knows"),
+        "collective.groups": unsupported(ALONE),
     }
-    return CapabilityTable("xla", {**table, **cells(transport)})
+    table |= cells(transport)
+    table |= {name: unsupported(ALONE) for name in table if name.startswith(("send.", "recv."))}
+    return CapabilityTable("xla", table)
