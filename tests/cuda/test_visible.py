@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from accel.errors import BackendError
-from accel_cuda.chips import resolve
 from accel_cuda.device import check_code
 from accel_cuda.nvml import Gpu
 from accel_cuda.visible import visible
@@ -73,43 +72,6 @@ def test_without_the_variable_mig_leaves_whole_gpus_or_one_device():
         visible(empty, {})
     with pytest.raises(BackendError, match="MIG is on for GPU 0 and it has no MIG device"):
         visible(empty, {"CUDA_VISIBLE_DEVICES": "0"})
-
-
-@pytest.mark.parametrize(
-    ("driver_name", "chip", "mig"),
-    [
-        ("NVIDIA A100-SXM4-40GB", "A100-SXM4-40GB", None),
-        ("A100-SXM4-40GB", "A100-SXM4-40GB", None),
-        ("NVIDIA A100-SXM4-80GB", "A100-SXM4-80GB", None),
-        ("NVIDIA A100 80GB PCIe", "A100-PCIe-80GB", None),
-        ("NVIDIA A100-PCIE-40GB", "A100-PCIe-40GB", None),
-        ("NVIDIA A100-SXM4-40GB MIG 3g.20gb", "A100-SXM4-40GB", "3g.20gb"),
-        ("NVIDIA H100 80GB HBM3", "H100-SXM5", None),
-        ("NVIDIA H100 80GB HBM3 MIG 1c.2g.20gb", "H100-SXM5", "2g.20gb"),
-        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb+me", "H100-SXM5", "1g.10gb+me"),
-        ("NVIDIA H100 PCIe", "H100-PCIe", None),
-        ("NVIDIA H100 NVL", "H100-NVL", None),
-        ("NVIDIA H200", "H200-SXM", None),
-        ("Tesla V100-SXM2-16GB", "V100-SXM2", None),
-        ("Tesla V100-PCIE-32GB", "V100-PCIe", None),
-        ("NVIDIA H200 NVL", None, None),
-        ("NVIDIA GH200 480GB", None, None),
-        ("NVIDIA A100X", None, None),
-        ("NVIDIA A10", None, None),
-        ("NVIDIA A800-SXM4-80GB", None, None),
-        ("NVIDIA H800", None, None),
-        ("", None, None),
-    ],
-)
-def test_a_chip_is_recognised_or_not_guessed(driver_name, chip, mig):
-    assert resolve(driver_name) == (chip, mig)
-
-
-@pytest.mark.parametrize(
-    "built", [["sm_80"], ["sm_50", "sm_80", "sm_90a"], ["sm_70", "compute_70"], ["sm_86", "sm_80"]]
-)
-def test_a_gpu_that_the_build_has_code_for_passes(built):
-    check_code("NVIDIA A100", (8, 0), built)
 
 
 @pytest.mark.parametrize("built", [["sm_75", "sm_90"], ["sm_86"], ["sm_90", "compute_90"]])
