@@ -41,6 +41,7 @@ class Lane:
     bare: tuple[str, ...] = ()  # installed without their dependencies, instead of `torch`; a group gives what they need
     env: dict[str, str] = field(default_factory=dict)  # of everything that runs in the lane
     tests: tuple[str, ...] = ()  # what pytest is given; nothing: all tests
+    within: str = ""  # the lane whose environment this one uses, instead of one of its own
     workers: int = 1  # processes that share the lane's tests
     beside: tuple[str, ...] = ()  # sessions that make other environments, which its tests use
     compared: tuple[tuple[str, ...], ...] = ()  # arguments of each run that `make compare` trains in it
@@ -77,6 +78,15 @@ LANES = {
         beside=("aot",),
         tests=("tests/contract/test_contract.py", "tests/xla"),
         compared=(PARITY,),
+    ),
+    # What of the CUDA backend can be tested without a GPU, on a CUDA build of torch: the one of the xla environment.
+    "cuda": Lane(
+        torch=(),
+        extras=(),
+        groups=(),
+        within="xla",
+        env={"ACCEL_BACKEND": "cpu"},
+        tests=("tests/cuda",),
     ),
     # torch_tpu without a TPU: what its backend calls is there and does what it is taken to do.
     "tpu": Lane(
@@ -159,7 +169,7 @@ def choose(session: nox.Session, requirements: tuple[str, ...]) -> str:
 
 def run(session: nox.Session, lane: str, *arguments: str, **env: str) -> None:
     """Run `python ARGUMENTS` in a lane's environment, from the repository root, on the lane's backend."""
-    python = str(ROOT / ".venvs" / lane / "bin" / "python")
+    python = str(ROOT / ".venvs" / (LANES[lane].within or lane) / "bin" / "python")
     session.run(python, *arguments, env={"ACCEL_BACKEND": lane, **LANES[lane].env, **env}, external=True)
 
 
@@ -186,13 +196,14 @@ def passed(check: str) -> None:
 
 
 for name, kind in LANES.items():
+    if not kind.within:
 
-    @nox.session(name=name)
-    def _environment(session: nox.Session, lane: str = name) -> None:
-        """Make or refresh the backend's environment."""
-        environment(session, lane)
+        @nox.session(name=name)
+        def _environment(session: nox.Session, lane: str = name) -> None:
+            """Make or refresh the backend's environment."""
+            environment(session, lane)
 
-    @nox.session(name=f"test-{name}", requires=[name, *kind.beside], venv_backend="none")
+    @nox.session(name=f"test-{name}", requires=[kind.within or name, *kind.beside], venv_backend="none")
     def _test(session: nox.Session, lane: str = name) -> None:
         """Run the test suite on the backend."""
         test(session, lane)
