@@ -2,8 +2,8 @@
 
 A rank is a process, unless the backend under test starts its ranks itself (`run_replicas` of its spec): then one
 process holds them all. Owns process start, the hard time limit, the collection of results and of tracebacks, and the
-clean-up (grandchildren included). The functions themselves call `accel.init` or whatever they test. Results travel by pickle between
-processes of one test run; nothing of the library itself uses this.
+clean-up (grandchildren included). The functions themselves call `accel.init` or whatever they test. Results travel by
+pickle between processes of one test run; nothing of the library itself uses this.
 """
 
 from __future__ import annotations
