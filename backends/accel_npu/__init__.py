@@ -118,7 +118,8 @@ def _refused(hardware: str | None, versions: dict[str, str], pairs: list[str]) -
     if _versions.cuda_build(versions.get("torch")):
         return (
             f"torch {versions.get('torch')} is a build that carries CUDA, which torch_npu refuses or aborts on (found "
-            f"{pair}): install the CPU build of the same version, torch=={_plain(versions)}+cpu. {AUTOLOAD}"
+            f"{pair}): install the CPU build of the same version, torch=={_plain(versions)}+cpu, from PyTorch's "
+            f"index of CPU wheels; on x86-64 pip brings the CUDA build otherwise. {AUTOLOAD}"
         )
     failed = _probe.import_error("torch_npu")
     if failed is not None:

@@ -22,7 +22,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def python() -> Run:
     """Run a piece of Python in a process of its own, on the emulated NPUs with these settings; its output is text."""
 
-    def run(code: str, *, check: bool = True, timeout: float = 120, **settings: str) -> subprocess.CompletedProcess[str]:
+    def run(
+        code: str, *, check: bool = True, timeout: float = 120, **settings: str
+    ) -> subprocess.CompletedProcess[str]:
         environ = {
             **os.environ,
             **settings,
