@@ -41,14 +41,23 @@ class Lane:
     bare: tuple[str, ...] = ()  # installed without their dependencies, instead of `torch`; a group gives what they need
     env: dict[str, str] = field(default_factory=dict)  # of everything that runs in the lane
     tests: tuple[str, ...] = ()  # what pytest is given; nothing: all tests
-    compared: bool = True  # whether `make compare` trains in it
+    workers: int = 1  # processes that share the lane's tests
+    beside: tuple[str, ...] = ()  # sessions that make other environments, which its tests use
+    compared: tuple[tuple[str, ...], ...] = ()  # arguments of each run that `make compare` trains in it
 
+
+AOT_PYTHON = ROOT / ".venvs" / "aot" / "bin" / "python"  # it has the TPU compiler
+TRAINED = ("--data", "digits", "--epochs", "5", "--evaluate")
+# What a client without optimization does in minutes. Its speed says nothing; its losses are set beside the CPU's.
+PARITY = ("--data", "digits", "--model", "resnet18", "--warmup", "4", "--steps", "8", "--repeats", "1")
 
 LANES = {
     "cpu": Lane(
         torch=("torch==2.13.0+cpu", "torch==2.13.0"),  # a CPU build where pip offers one
         extras=("report", "vision"),
         groups=("test", "bench", "lint", "docs"),
+        workers=2,  # most tests keep one core busy
+        compared=(TRAINED, PARITY),
     ),
     # torch 2.9 for x86-64 is a CUDA build with 4.4 GB of CUDA wheels, none of which XLA uses: see .ci/cuda_stubs.py.
     "xla": Lane(
@@ -57,9 +66,27 @@ LANES = {
         extras=("report", "vision"),
         groups=("test", "xla"),
         # On PJRT's CPU client; without optimization a ResNet compiles in a tenth of the time.
-        env={"PJRT_DEVICE": "CPU", "XLA_FLAGS": "--xla_backend_optimization_level=0"},
+        env={
+            "PJRT_DEVICE": "CPU",
+            "XLA_FLAGS": "--xla_backend_optimization_level=0",
+            "ACCEL_AOT_PYTHON": str(AOT_PYTHON),
+        },
+        beside=("aot",),
         tests=("tests/contract/test_contract.py", "tests/xla"),
-        compared=False,  # five epochs of ResNet-50 in unoptimized code would take hours
+        compared=(PARITY,),
+    ),
+    # torch_tpu without a TPU: what its backend calls is there and does what it is taken to do.
+    "tpu": Lane(
+        torch=("torch==2.13.0+cpu", "torch==2.13.0"),
+        extras=(),
+        groups=("test", "tpu"),
+        # No metadata service to ask for a TPU's place, and no lock that other processes of this machine wait for.
+        env={
+            "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+            "TPU_SKIP_MDS_QUERY": "1",
+            "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+        },
+        tests=("tests/tpu",),
     ),
 }
 CHECKS = ("lint", "docs")  # what `make test` runs beside the lanes
@@ -142,7 +169,9 @@ def test(session: nox.Session, lane: str) -> None:
     RESULTS.mkdir(parents=True, exist_ok=True)
     report = RESULTS / f"{lane}.xml"
     report.unlink(missing_ok=True)
-    pytest = ("-m", "pytest", f"--backend={lane}", f"--junitxml={report}", "--durations=10")
+    pytest = ["-m", "pytest", f"--backend={lane}", f"--junitxml={report}", "--durations=10"]
+    if LANES[lane].workers > 1:
+        pytest += ["--numprocesses", str(LANES[lane].workers), "--dist", "worksteal"]
     run(session, lane, *pytest, *(session.posargs or LANES[lane].tests), OMP_NUM_THREADS="1")
     judge(session, "lane", lane)
 
@@ -153,17 +182,31 @@ def passed(check: str) -> None:
     (RESULTS / check).touch()
 
 
-for name in LANES:
+for name, kind in LANES.items():
 
     @nox.session(name=name)
     def _environment(session: nox.Session, lane: str = name) -> None:
         """Make or refresh the backend's environment."""
         environment(session, lane)
 
-    @nox.session(name=f"test-{name}", requires=[name], venv_backend="none")
+    @nox.session(name=f"test-{name}", requires=[name, *kind.beside], venv_backend="none")
     def _test(session: nox.Session, lane: str = name) -> None:
         """Run the test suite on the backend."""
         test(session, lane)
+
+
+@nox.session
+def aot(session: nox.Session) -> None:
+    """Make or refresh the environment of the TPU compiler, which the xla environment's packages do not go with."""
+    stamp = Path(session.virtualenv.location) / "inputs.sha256"
+    tools = nox.project.dependency_groups(PROJECT, "aot")
+    digest = hashlib.sha256(json.dumps([tools, sys.version, str(ROOT)]).encode()).hexdigest()
+    if stamp.exists() and stamp.read_text() == digest:
+        return
+    stamp.unlink(missing_ok=True)
+    session.install(*nox.project.dependency_groups(PROJECT, "pip"))
+    session.install(*tools)
+    stamp.write_text(digest)
 
 
 @nox.session(requires=["cpu"], venv_backend="none")
@@ -194,11 +237,20 @@ COMPARED = [name for name, lane in LANES.items() if lane.compared]
 
 @nox.session(requires=COMPARED, venv_backend="none")
 def compare(session: nox.Session) -> None:
-    """Train ResNet-50 on real digits in the compared environments, and compare the records under results/."""
+    """Train on real digits in the compared environments, and compare the records under results/.
+
+    ResNet-50 for its figures, and a few steps of ResNet-18 for the parity of its losses with XLA's on the CPU.
+    """
     for lane in COMPARED:
-        train = ("--data", "digits", "--epochs", "5", "--evaluate", "--out", "results")
-        run(session, lane, "-m", "accel", "bench", "resnet50", *train)
+        for train in LANES[lane].compared:
+            run(session, lane, "-m", "accel", "bench", "resnet50", *train, "--out", "results")
     run(session, "cpu", "-m", "accel", "compare", "results", "--html", "results/compare.html")
+
+
+@nox.session(requires=["xla", "aot"], venv_backend="none")
+def aot_table(session: nox.Session) -> None:
+    """Compile ResNet-50 for each TPU generation, with no TPU, into docs/aot; `-- --missing` goes on with a part."""
+    run(session, "xla", "-m", "accel", "bench", "aot-table", "--out", "docs/aot", *session.posargs)
 
 
 @nox.session(requires=["cpu"], venv_backend="none")

@@ -91,3 +91,7 @@ class Numerics(ABC):
         None where the switches of products and convolutions differ, or the vendor does not say.
         """
         return None
+
+    def channels_last(self, policy: str) -> bool:
+        """Whether `prepare` should lay out convolution models in channels_last under `policy`: where that is faster."""
+        return False

@@ -107,6 +107,10 @@ class Precision:
         """What matrix products are computed in: "fp32", "tf32", "bf16", "fp16"; None where the vendor does not say."""
         return self._numerics.arithmetic() if self.autocast_dtype is None else _SHORT[self.autocast_dtype]
 
+    def channels_last(self) -> bool:
+        """Whether convolutions are faster in channels_last under the policy in force."""
+        return self.policy is not None and self._numerics.channels_last(self.policy)
+
     def autocast(self, enabled: bool = True) -> contextlib.AbstractContextManager[Any]:
         """A context in which operations compute in the policy's dtype; it only casts."""
         if self.autocast_dtype is None:

@@ -37,9 +37,9 @@ def count(
         Efficiency(
             chip=chip,
             arithmetic=in_force,
-            macs_forward=Figure(forward.macs / step.batch, "MAC/image"),
-            flops_forward=Figure(forward.flops / step.batch, "FLOP/image"),
-            flops_training=Figure(training.flops / step.batch, "FLOP/image"),
+            macs_forward=Figure(forward.macs // step.batch, "MAC/image"),  # products are exact in the batch
+            flops_forward=Figure(forward.flops // step.batch, "FLOP/image"),
+            flops_training=Figure(training.flops // step.batch, "FLOP/image"),
             elements_training=Figure(training.elements / step.batch, "operations/image"),
             bytes_training=Figure(training.bytes / step.batch, "bytes/image"),
             achieved=Figure(achieved, "FLOP/s"),

@@ -59,19 +59,21 @@ def run(options: Options, out: str | Path, command: str) -> tuple[Path, records.
         path = records.destination(out, record_id)
     with init(precision=options.precision, accumulate=options.accumulate, seed=options.seed) as session:
         session.backend.memory.reset_peak()
+        counters = session.backend.device.counters()
         loader = _train.loader(session, train, options.batch, options.workers)
         schedule = _schedule(options, session, loader)
-        trainer = _train.Trainer(session, options.model, train.num_classes, loader, options.batch, schedule.total)
+        trainer = _train.Trainer(session, options, train, loader, schedule.total)
         timings, points = _timed(session, trainer, schedule)
         accuracy = None
         if options.evaluate:
             accuracy = _train.evaluate(session, trainer.model, held_out, options.batch, options.workers)
-        machine = _environment.gather(session)
+        machine = _environment.gather(session, trainer.conditions)
+        counted = _environment.counted(session, counters)
         if not session.is_main:
             return None
-        work = _train.workload(session, trainer, train, options)
+        work = _train.workload(trainer, train, options)
         summary = _timing.summarize(timings)
-        counted = _efficiency.count(
+        used = _efficiency.count(
             options,
             train.num_classes,
             train.size,
@@ -81,7 +83,19 @@ def run(options: Options, out: str | Path, command: str) -> tuple[Path, records.
             session.backend.origin,
         )
         record = _record(
-            record_id, started, command, options, session, machine, work, schedule, summary, counted, points, accuracy
+            record_id,
+            started,
+            command,
+            options,
+            session,
+            machine,
+            counted,
+            work,
+            schedule,
+            summary,
+            used,
+            points,
+            accuracy,
         )
         return records.write(record, path), record
 
@@ -151,10 +165,11 @@ def _record(
     options: Options,
     session: Session,
     machine: Any,
+    counted: dict[str, records.Figure],
     work: records.Workload,
     schedule: Schedule,
     summary: Summary,
-    counted: Counted,
+    used: Counted,
     points: list[tuple[int, float | None]],
     accuracy: float | None,
 ) -> records.Record:
@@ -162,8 +177,8 @@ def _record(
 
     Figure = records.Figure  # noqa: N806 - a type
     warnings = [*summary.warnings, *machine.warnings]
-    if counted.warning:
-        warnings.append(counted.warning)
+    if used.warning:
+        warnings.append(used.warning)
     lost = [step for step, value in points if value is None]
     if lost:
         warnings.append(
@@ -203,8 +218,9 @@ def _record(
             accuracy=_or_reason(accuracy, "fraction", "not evaluated; run with --evaluate"),
             peak_allocated=machine.peak_allocated,
             peak_reserved=machine.peak_reserved,
+            **counted,
         ),
-        efficiency=counted.efficiency,
+        efficiency=used.efficiency,
         warnings=tuple(warnings),
     )
 

@@ -72,6 +72,8 @@ def record(forecast: Forecast, command: str) -> records.Record:
             accuracy=_unknown("fraction"),
             peak_allocated=_unknown("bytes"),
             peak_reserved=_unknown("bytes"),
+            compiles=_unknown("graphs"),
+            fallbacks=_unknown("operations"),
         ),
         sources=tuple(dict.fromkeys(run.source for run in calibration.runs)),
         warnings=(basis, *forecast.notes),

@@ -15,6 +15,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 SCHEMA = "accel-record/1"
 ORIGINS = ("measured", "emulated", "published", "predicted")
 
+NOT_YET = "the record was made by a version that did not count them"
+
 Number = int | float
 Scalar = str | int | float | bool | None
 
@@ -137,6 +139,32 @@ class Results:
     accuracy: Figure
     peak_allocated: Figure
     peak_reserved: Figure
+    compiles: Figure = Figure(None, "graphs", reason=NOT_YET)
+    fallbacks: Figure = Figure(None, "operations", reason=NOT_YET)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a compiler said of a program that never ran. Sizes in bytes and counts are of one device."""
+
+    topology: str
+    program: str
+    optimization: str
+    fits: bool
+    compile_time: Figure
+    temporary: Figure
+    arguments: Figure
+    outputs: Figure
+    aliased: Figure
+    code: Figure
+    flops: Figure
+    bytes_accessed: Figure
+    needed: Figure
+    available: Figure
+    missing: Figure
+    largest_batch: Figure
+    batches_tried: tuple[int, ...]
+    message: str | None
 
 
 @dataclass(frozen=True)
@@ -171,6 +199,7 @@ class Record:
     workload: Workload
     protocol: Protocol
     results: Results
+    prediction: Prediction | None = None  # only where the origin is "predicted"
     efficiency: Efficiency | None = None
     sources: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -196,7 +225,7 @@ def _singular(unit: str) -> str:
     return unit.removesuffix("es") if unit.endswith("ches") else unit.removesuffix("s")
 
 
-_OPTIONAL = frozenset({"origin", "reason", "efficiency"})  # absent from the file where None
+_OPTIONAL = frozenset({"origin", "reason", "prediction", "efficiency"})  # absent from the file where None
 _OPTIONAL_LISTS = frozenset({"sources"})  # absent from the file where empty
 
 

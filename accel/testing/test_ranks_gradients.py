@@ -149,7 +149,7 @@ def test_layer_unfrozen_after_prepare_is_averaged_too(ranks: RankPool, backend_n
 
 def _misses(name: str, case: str) -> str:
     """Rank 1 leaves out a backward (or both ranks a parameter) that the other rank's reduction waits for."""
-    with init(name, accumulate=2, timeout=3.0) as s:
+    with init(name, accumulate=2, timeout=6.0) as s:
         model = mlp()
         called, optimizer = s.prepare(model, sgd(model))
         try:

@@ -67,6 +67,8 @@ PLAIN: dict[str, Any] = {
         "accuracy": {"value": 0.97, "unit": "fraction"},
         "peak_allocated": {"value": None, "unit": "bytes", "origin": "predicted", "reason": "not given"},
         "peak_reserved": {"value": 812345678, "unit": "bytes"},
+        "compiles": {"value": 2, "unit": "graphs"},
+        "fallbacks": {"value": None, "unit": "operations", "reason": "not counted"},
     },
     "warnings": ["loss was not finite at step 4"],
 }
@@ -106,6 +108,16 @@ def test_record_survives_the_file(tmp_path: Path) -> None:
     assert records.read(path) == record
     assert record.to_plain() == PLAIN
     assert [entry.name for entry in path.parent.iterdir()] == ["run.json"]
+
+
+def test_a_record_from_before_compilations_were_counted_is_read(tmp_path: Path) -> None:
+    results = {name: part for name, part in PLAIN["results"].items() if name not in ("compiles", "fallbacks")}
+    path = tmp_path / "old.json"
+    path.write_text(json.dumps({**PLAIN, "results": results}))
+    found = records.read(path).results
+    assert found.compiles.value is None
+    assert "did not count" in found.compiles.words()
+    assert "did not count" in found.fallbacks.words()
 
 
 def test_origin_of_a_figure_is_its_own_or_the_records() -> None:
