@@ -33,7 +33,7 @@ ADVICE = (
 class Cuts:
     """Cuts the graph of one session's lazy device and counts what was compiled at its windows' ends."""
 
-    def __init__(self, device: Device, run: Callable[[], None], alone: bool) -> None:
+    def __init__(self, device: Device, run: Callable[[], object], alone: bool) -> None:
         self._device = device
         self._run = run  # cuts and runs the graph of a window's end, which all ranks run together
         self._windows = 0
