@@ -137,7 +137,7 @@ class Boundary:
         weight, device = self._window.weight, self._device.torch_device
         total = torch.as_tensor(weight, dtype=torch.float32, device=device).reshape(()).clone()
         if not self._alone:
-            self._collective.all_reduce(total, "sum")
+            self._sync.total(total)
         return torch.where(total > 0, self._collective.world_size / total, torch.zeros_like(total))
 
 

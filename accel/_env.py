@@ -19,7 +19,9 @@ log = logging.getLogger("accel")
 
 SETTINGS = {
     "ACCEL_BACKEND": "backend to use: cuda, npu (ascend), xla, tpu, cpu or a registered third-party name",
+    "ACCEL_XLA_SPMD": "1: one process drives all XLA devices and the compiler splits each batch (SPMD); default 0",
     "ACCEL_NUM_THREADS": "CPU threads of each process; default: cores // local world size",
+    "ACCEL_AOT_PYTHON": "Python with jax and libtpu, for compilation ahead of time; default: the one that runs",
     "ACCEL_LOG_LEVEL": "level of the `accel` logger: DEBUG, INFO, WARNING (default) or ERROR",
     # Of `accel emulate npu`, which sets most of them; the emulated libraries read them.
     "ACCEL_EMULATE_NPU_CACHE": "folder that the compiled emulator is kept in",
@@ -57,6 +59,14 @@ def integer(name: str, environ: Mapping[str, str] = os.environ) -> int | None:
     return int(text)
 
 
+def switch(name: str, environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether the setting `name` is 1; 0 and unset are off. Raises `ArgumentError` for anything else."""
+    text = environ.get(name, "").strip()
+    if text not in ("", "0", "1"):
+        raise ArgumentError(f"{name}={environ[name]!r}: expected 1 for on, or 0 for off")
+    return text == "1"
+
+
 def set_log_level(environ: Mapping[str, str] = os.environ) -> None:
     """Apply ACCEL_LOG_LEVEL to the `accel` logger; leaves logging as it is when unset."""
     text = environ.get("ACCEL_LOG_LEVEL", "")
@@ -72,9 +82,11 @@ def set_log_level(environ: Mapping[str, str] = os.environ) -> None:
 
 
 def set_vendor_variables(wanted: Mapping[str, str], environ: MutableMapping[str, str] = os.environ) -> dict[str, str]:
-    """Write each vendor variable that the user has not set; return the values now in force."""
+    """Write each vendor variable that the user has not set; return the values now in force. What an earlier session
+    wrote is written anew.
+    """
     for name, value in wanted.items():
-        if name in environ:
+        if name in environ and environ[name] != _written.get(name):
             if environ[name] != value:
                 log.info("%s=%s is kept as the user set it (accel would use %s)", name, environ[name], value)
             continue

@@ -19,7 +19,7 @@ from torch.distributed import DistError
 from accel._wait import failure
 from accel.backend import Backend
 from accel.collective import Collective
-from accel.control import ControlPlane
+from accel.control import ControlPlane, named
 from accel.errors import CollectiveError, CollectiveTimeout, ModelError
 
 BUFFER_POLICIES = ("rank0", "mean", "local")
@@ -58,6 +58,10 @@ class GradSync(ABC):
         """Reduce those gradients that backward did not; whether every one is now the same on all ranks."""
 
     @abstractmethod
+    def total(self, value: torch.Tensor) -> None:
+        """Sum `value` (0-dim, on the device) over all ranks, in place, between `finish` and the cut."""
+
+    @abstractmethod
     def sync_buffers(self) -> None:
         """Make buffers equal on all ranks, as `wrap` was told; evaluation then needs no collective (T44)."""
 
@@ -76,6 +80,9 @@ class NoSync(GradSync):
 
     def finish(self, parameters: Sequence[torch.Tensor]) -> bool:
         return True
+
+    def total(self, value: torch.Tensor) -> None:
+        pass
 
     def sync_buffers(self) -> None:
         pass
@@ -110,6 +117,7 @@ class DDPSync(GradSync):
 
     def __init__(self, backend: Backend, control: ControlPlane) -> None:
         self._device = backend.device
+        self._transport = backend.transport
         self._control = control
         self._names: dict[int, str] = {}
         self._collective: Collective = backend.collective
@@ -156,13 +164,17 @@ class DDPSync(GradSync):
             synced.reduced = synced.forwards
 
     def explained(self, error: RuntimeError) -> CollectiveError | None:
-        if not isinstance(error, DistError) and not any(word in str(error) for word in FABRIC):
+        meaning = self._transport.fault(error)
+        if meaning is None and not isinstance(error, DistError) and not any(word in str(error) for word in FABRIC):
             return None
         try:
             self._control.check_abort()  # a rank that gave up says why
         except CollectiveError as known:
             return known
-        return failure(error, f"the reduction of gradients on rank {self._control.rank}")
+        if meaning is not None:
+            absent = self._control.no_sign_of()
+            meaning += f"; no sign of {named(absent)}" if absent else ""
+        return failure(error, f"the reduction of gradients on rank {self._control.rank}", meaning)
 
     def finish(self, parameters: Sequence[torch.Tensor]) -> bool:
         wanted = {id(p) for p in parameters}
@@ -184,11 +196,7 @@ class DDPSync(GradSync):
         """DDP leaves the bucket of a parameter without a gradient unreduced, and says so one forward later."""
         for p in parameters:
             if p.grad is None:
-                raise ModelError(
-                    f"parameter {self._names.get(id(p))!r} got no gradient in this step: the loss does not depend on "
-                    "it, or it was frozen after prepare. Call prepare(..., unused_parameters=True), or freeze it "
-                    "before prepare"
-                )
+                raise missing_gradient(self._names.get(id(p)))
 
     def _reduce(self, parameters: list[torch.Tensor]) -> None:
         """Average gradients ourselves: a missing one counts as zero, one that is missing on all ranks stays missing."""
@@ -196,30 +204,50 @@ class DDPSync(GradSync):
         try:
             sides = self._collective.all_gather_object(have)
         except CollectiveTimeout as error:
-            raise CollectiveTimeout(
-                f"rank {self._control.rank} ended a window whose last micro-batch had no backward here, and the other "
-                "ranks did not: they wait for this rank's gradients. Call backward equally often on every rank (for "
-                f"a batch to be left out: with weight=0 or a loss of 0). {error}"
-            ) from error
+            raise no_backward(self._control.rank, error) from error
         used = [p for p, some in zip(parameters, map(any, zip(*sides, strict=True)), strict=True) if some]
         for p in used:
             if p.grad is None:
                 p.grad = torch.zeros_like(p)
         if used:
-            self._collective.all_reduce_coalesced([_dense(p) for p in used], "mean")
+            self._collective.all_reduce_coalesced([dense_gradient(p) for p in used], "mean")
+
+    def total(self, value: torch.Tensor) -> None:
+        self._collective.all_reduce(value, "sum")
 
     def sync_buffers(self) -> None:
         for synced in self._models:
-            for mean in (False, True):
-                # Counters such as num_batches_tracked are not averaged: integers follow rank 0 under both policies.
-                group = [b for b in synced.buffers if (synced.mean and b.is_floating_point()) is mean]
-                if mean and group:
-                    self._collective.all_reduce_coalesced(group, "mean")
-                elif group:
-                    self._collective.broadcast_coalesced(group, src=0)
+            make_equal(self._collective, synced.buffers, synced.mean)
 
 
-def _dense(parameter: torch.Tensor) -> torch.Tensor:
+def missing_gradient(name: str | None) -> ModelError:
+    return ModelError(
+        f"parameter {name!r} got no gradient in this step: the loss does not depend on "
+        "it, or it was frozen after prepare. Call prepare(..., unused_parameters=True), or freeze it "
+        "before prepare"
+    )
+
+
+def no_backward(rank: int, error: CollectiveTimeout) -> CollectiveTimeout:
+    return CollectiveTimeout(
+        f"rank {rank} ended a window whose last micro-batch had no backward here, and the other "
+        "ranks did not: they wait for this rank's gradients. Call backward equally often on every rank (for "
+        f"a batch to be left out: with weight=0 or a loss of 0). {error}"
+    )
+
+
+def make_equal(collective: Collective, buffers: Sequence[torch.Tensor], mean: bool) -> None:
+    """Buffers of rank 0 on every rank, or the mean of those that are floating-point."""
+    # Counters such as num_batches_tracked are not averaged: integers follow rank 0 under both policies.
+    averaged = [b for b in buffers if mean and b.is_floating_point()]
+    rest = [b for b in buffers if not (mean and b.is_floating_point())]
+    if rest:
+        collective.broadcast_coalesced(rest, src=0)
+    if averaged:
+        collective.all_reduce_coalesced(averaged, "mean")
+
+
+def dense_gradient(parameter: torch.Tensor) -> torch.Tensor:
     grad = parameter.grad
     assert grad is not None  # the caller has filled it
     if grad.is_sparse:

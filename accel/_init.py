@@ -14,9 +14,9 @@ from datetime import timedelta
 from typing import Any
 
 from accel import _env, _threads, registry, rendezvous
-from accel._gradsync import DDPSync, NoSync
+from accel._gradsync import DDPSync, GradSync, NoSync
+from accel._ingraph import InGraphSync
 from accel._start import Start
-from accel._store import connect
 from accel._timeout import seconds as checked_seconds
 from accel._window import checked_accumulate
 from accel.backend import Backend
@@ -68,18 +68,24 @@ def init(
         loss_scale = _positive("loss_scale", loss_scale, infinite=False)
     for line in _env.unknown_settings():
         log.warning("%s", line)
-    place = rendezvous.read()
-    chosen = registry.get_backend(backend)
+    launched = rendezvous.read()
+    chosen = registry.get_backend(backend, timeout=seconds)
+    place = chosen.transport.place(launched)
     chosen.capabilities().require(f"precision.{policy}")
     if place.world_size > 1:
         chosen.capabilities().require("collective.processes")
     control = ControlPlane(
-        connect(place, seconds) if place.world_size > 1 else None, place.rank, place.world_size, seconds
+        chosen.transport.connect(place, seconds) if place.world_size > 1 else None,
+        place.rank,
+        place.world_size,
+        seconds,
     )
     try:
         local_rank, local_world_size = _local_place(place, control)
         threads = _threads.configure(local_world_size)
-        chosen.device.set(_device_index(local_rank, chosen))
+        chosen.device.set(_device_index(local_rank, chosen) if place.device is None else place.device)
+        if place.world_size > 1:
+            _refuse_shared_device(chosen, control)
         collective = Collective.connect(
             chosen.transport, chosen.device, control, local_rank=local_rank, timeout=seconds, check=check
         )
@@ -106,7 +112,7 @@ def init(
             local_world_size=local_world_size,
             threads=threads,
             control=control,
-            sync=NoSync() if place.world_size == 1 else DDPSync(chosen, control),
+            sync=_grad_sync(chosen, control),
             scaler=scaler,
             accumulate=accumulate,
             clip_norm=clip_norm,
@@ -114,6 +120,12 @@ def init(
             timeout=seconds,
         )
     )
+
+
+def _grad_sync(backend: Backend, control: ControlPlane) -> GradSync:
+    if control.world_size == 1:
+        return NoSync()
+    return InGraphSync(backend, control) if backend.kind == "lazy" else DDPSync(backend, control)
 
 
 def _local_place(place: rendezvous.Rendezvous, control: ControlPlane) -> tuple[int, int]:
@@ -138,6 +150,20 @@ def _device_index(local_rank: int, backend: Backend) -> int:
             f"start at most {count} processes on this host"
         )
     return local_rank
+
+
+def _refuse_shared_device(backend: Backend, control: ControlPlane) -> None:
+    """Two ranks on one device: the fabric refuses it late and in its own words, or hangs; every rank says it now."""
+    sides = control.all_gather_object([backend.device.identity(), socket.gethostname()])
+    mine = sides[control.rank][0]
+    same = [rank for rank, (identity, _) in enumerate(sides) if identity == mine]
+    if mine is not None and len(same) > 1:
+        hosts = sorted({str(sides[rank][1]) for rank in same})
+        raise ArgumentError(
+            f"ranks {', '.join(map(str, same))} would share one device, {mine} on {' and '.join(hosts)}: every rank "
+            f"needs one of its own. {backend.name} shows {backend.device.count()} to this process: start at most one "
+            "process a device on each host, or show each process another device"
+        )
 
 
 def _positive(name: str, value: Any, infinite: bool) -> float | None:

@@ -31,6 +31,7 @@ class Rendezvous:
     local_world_size: int | None = 1
     launched: bool = False
     master: str | None = None  # "host:port"
+    device: int | None = None  # index of its device in this process; None: that of the local rank
 
 
 def read(environ: Mapping[str, str] = os.environ) -> Rendezvous:

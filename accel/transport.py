@@ -6,11 +6,18 @@ widening, strides, NaN rules, checks and emulation once for everybody. It knows 
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+
+from accel.rendezvous import Rendezvous
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
 
 REDUCE_OPS = ("sum", "mean", "min", "max", "product")
 
@@ -29,9 +36,23 @@ class Handle(ABC):
 class Transport(ABC):
     """Tensor operations between the ranks of a group. `group` is what `new_group` returned, or None for all ranks."""
 
+    blocks: ClassVar[bool] = True  # whether waiting blocks the host (gloo); False where it orders streams (nccl, hccl)
     name: str  # the fabric's name: "gloo", "nccl", "hccl", "xla"
     native_dtypes: frozenset[torch.dtype]  # carried as they are
     native_reductions: Mapping[str, frozenset[torch.dtype]]  # reduce op -> dtypes reduced as they are
+
+    def place(self, launched: Rendezvous) -> Rendezvous:
+        """This rank's place: what the launcher's variables say, unless the fabric knows its ranks itself.
+
+        Raises `LaunchError` where the two contradict each other.
+        """
+        return launched
+
+    def connect(self, place: Rendezvous, timeout: float) -> Store:
+        """The store that the ranks of `place` share; `timeout` in seconds. Raises as `accel._store.connect` does."""
+        from accel._store import connect
+
+        return connect(place, timeout)
 
     @abstractmethod
     def init(self, store: Any, rank: int, world_size: int, timeout: float, device: torch.device) -> None:
@@ -66,6 +87,28 @@ class Transport(ABC):
     @abstractmethod
     def new_group(self, ranks: Sequence[int], timeout: float) -> Any:
         """A sub-group; called by every rank of the world in the same order."""
+
+    def recording(self) -> AbstractContextManager[None]:
+        """On a lazy device: operations inside become part of the graph that is being recorded, which `cut` runs.
+        Outside each runs in a graph of its own. Nothing on eager devices.
+        """
+        return contextlib.nullcontext()
+
+    def digest(self, tensors: Sequence[torch.Tensor]) -> str:
+        """On a lazy device: what identifies the graph that `tensors` wait for; ranks can run equal ones together."""
+        return ""
+
+    def cut(self) -> None:  # noqa: B027 - there is nothing to run on eager devices
+        """Run the recorded graph together with all other ranks; nothing on eager devices.
+
+        Raises `CollectiveTimeout`, running nothing, where ranks do not come.
+        """
+
+    def fault(self, error: RuntimeError) -> str | None:
+        """What an error of this fabric means and what to change, in one line; None where `error` is not the fabric's,
+        or says all itself.
+        """
+        return None
 
     @abstractmethod
     def abort(self) -> None:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import torch
 from torch import nn
 
+_seeding = threading.Lock()  # ranks may be threads of one process, which share torch's generator
+
 
 def mlp(seed: int = 0) -> nn.Sequential:
     """No BatchNorm: its gradient over a batch is the mean over any split of it."""
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
+    with _seeding:
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
 
 
 def convnet(seed: int = 0) -> nn.Sequential:
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 3))
+    with _seeding:
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 3))
 
 
 def data(count: int, seed: int = 1) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,8 +1,9 @@
 """`run_ranks` and `RankPool`: run one function as the ranks of a small job, in fresh processes, for tests.
 
-Owns process start, the hard time limit, the collection of results and of tracebacks, and the clean-up (grandchildren
-included). The functions themselves call `accel.init` or whatever they test. Results travel by pickle between
-processes of one test run; nothing of the library itself uses this.
+A rank is a process, unless the backend under test starts its ranks itself (`run_replicas` of its spec): then one
+process holds them all. Owns process start, the hard time limit, the collection of results and of tracebacks, and the
+clean-up (grandchildren included). The functions themselves call `accel.init` or whatever they test. Results travel by
+pickle between processes of one test run; nothing of the library itself uses this.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from multiprocessing import connection
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import IO, Any, NamedTuple
+
+from accel import registry
 
 _TAIL = 6000  # characters of a rank's output that are shown in a failure
 _START = 120.0  # seconds that a process gets to start and to import the function's module, on a busy machine
@@ -78,12 +81,21 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def one_rank_store() -> Any:
+    """A store for a fabric that is joined by this process alone."""
+    from torch._C._distributed_c10d import TCPStore
+
+    return TCPStore("127.0.0.1", free_port(), 1, is_master=True)
+
+
 class RankPool:
     """Ranks that stay alive and run functions one after the other; all are replaced after a failure."""
 
-    def __init__(self, world_size: int, env: Mapping[str, str] | None = None) -> None:
+    def __init__(self, world_size: int, env: Mapping[str, str] | None = None, backend: str | None = None) -> None:
+        """`backend`: the ranks start as this backend starts them; None: as processes with a launcher's variables."""
         self.world_size = world_size
         self._env = dict(env or {})
+        self._replicas_of = backend if hasattr(registry.decided(backend), "run_replicas") and backend else None
         self._ranks: list[_Rank] = []
 
     def __enter__(self) -> RankPool:
@@ -107,14 +119,32 @@ class RankPool:
     def close(self) -> None:
         """End all ranks and what they started."""
         for rank in self._ranks:
-            rank.kill()
+            rank.process.kill()
             rank.conn.close()
-            rank.output.close()
+            rank.process.output.close()
         self._ranks = []
+
+    def _start(self) -> list[_Rank]:
+        world = range(self.world_size)
+        if self._replicas_of is not None:
+            process = _Process(self.world_size, f"serve_replicas({self._replicas_of!r}, FDS)", self._env)
+            return [_Rank(rank, process.conns[rank], process) for rank in world]
+        ranks = []
+        for rank in world:
+            place = {
+                "RANK": rank,
+                "WORLD_SIZE": self.world_size,
+                "LOCAL_RANK": rank,
+                "LOCAL_WORLD_SIZE": self.world_size,
+            }
+            variables = {"MASTER_ADDR": "127.0.0.1", **{name: str(value) for name, value in place.items()}}
+            process = _Process(1, "serve(FDS)", {**variables, **self._env})
+            ranks.append(_Rank(rank, process.conns[0], process))
+        return ranks
 
     def _run(self, fn: Callable[..., Any], args: Sequence[Any], timeout: float, after_failure: float) -> list[Outcome]:
         if not self._ranks:
-            self._ranks = [_Rank(rank, self.world_size, self._env) for rank in range(self.world_size)]
+            self._ranks = self._start()
         port = str(free_port())
         for rank in self._ranks:
             rank.send((list(sys.path), port, timeout), (fn, args))
@@ -144,31 +174,65 @@ class RankPool:
         return ended
 
 
-class _Rank:
-    """One process, in a session of its own, with a pipe for work and a file for its output."""
+class _Process:
+    """A process that holds `ranks` ranks, in a session of its own, with a pipe to each and a file for its output."""
 
-    def __init__(self, index: int, world_size: int, env: Mapping[str, str]) -> None:
-        self.index = index
-        self.conn, theirs = connection.Pipe()
+    def __init__(self, ranks: int, serve: str, env: Mapping[str, str]) -> None:
+        pipes = [connection.Pipe() for _ in range(ranks)]
+        self.conns = [ours for ours, _ in pipes]
         self.output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by the pool
-        rank_env = {"RANK": index, "WORLD_SIZE": world_size, "LOCAL_RANK": index, "LOCAL_WORLD_SIZE": world_size}
+        descriptors = [theirs.fileno() for _, theirs in pipes]
         self._process = subprocess.Popen(
-            [sys.executable, "-c", f"from accel.testing._rank_main import serve; serve({theirs.fileno()})"],
+            [sys.executable, "-c", f"from accel.testing._rank_main import *; {serve.replace('FDS', str(descriptors))}"],
             env={
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
                 "OMP_NUM_THREADS": "1",
-                "MASTER_ADDR": "127.0.0.1",
-                **{name: str(value) for name, value in rank_env.items()},
                 **env,
             },
             stdout=self.output,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno()],
+            pass_fds=descriptors,
             start_new_session=True,
         )
-        theirs.close()
+        for _, theirs in pipes:
+            theirs.close()
+
+    def wait(self) -> int:
+        return self._process.wait()
+
+    def stacks(self) -> None:
+        """Ask for the stacks of all threads."""
+        before = self.output.seek(0, os.SEEK_END)
+        self._process.send_signal(signal.SIGUSR1)
+        end = time.monotonic() + 2.0
+        while self._process.poll() is None and self.output.seek(0, os.SEEK_END) == before and time.monotonic() < end:
+            time.sleep(0.05)
+        time.sleep(0.1)
+
+    def kill(self) -> None:
+        started = _descendants(self._process.pid)
+        for pid in (self._process.pid, *started):
+            for kill in (os.killpg, os.kill):
+                try:
+                    kill(pid, signal.SIGKILL)
+                except (ProcessLookupError, PermissionError):
+                    continue  # already gone, or not the leader of a group
+        self._process.wait()
+
+    def tail(self) -> str:
+        self.output.seek(0)
+        return self.output.read().decode(errors="replace")[-_TAIL:]
+
+
+class _Rank:
+    """One rank: its pipe, and the process that it is or that holds it."""
+
+    def __init__(self, index: int, conn: connection.Connection, process: _Process) -> None:
+        self.index = index
+        self.conn = conn
+        self.process = process
 
     def send(self, setting: Any, work: Any) -> None:
         try:
@@ -182,35 +246,16 @@ class _Rank:
         try:
             kind, value, text = self.conn.recv()
         except (EOFError, ConnectionResetError):
-            code = self._process.wait()
+            code = self.process.wait()
             how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-            return Outcome("exit", code, f"ended with {how}\n{self._tail()}")
-        return Outcome(kind, value, text if kind == "result" else f"{text}\n{self._tail()}")
+            return Outcome("exit", code, f"ended with {how}\n{self.process.tail()}")
+        return Outcome(kind, value, text if kind == "result" else f"{text}\n{self.process.tail()}")
 
     def hung(self, timeout: float) -> Outcome:
-        """Ask for the stacks of all threads, then kill."""
-        before = self.output.seek(0, os.SEEK_END)
-        self._process.send_signal(signal.SIGUSR1)
-        end = time.monotonic() + 2.0
-        while self.output.seek(0, os.SEEK_END) == before and time.monotonic() < end:
-            time.sleep(0.05)
-        time.sleep(0.1)
-        self.kill()
-        return Outcome("hung", None, f"hung; killed (time limit {timeout:g} s)\n{self._tail()}")
-
-    def kill(self) -> None:
-        started = _descendants(self._process.pid)
-        for pid in (self._process.pid, *started):
-            for kill in (os.killpg, os.kill):
-                try:
-                    kill(pid, signal.SIGKILL)
-                except (ProcessLookupError, PermissionError):
-                    continue  # already gone, or not the leader of a group
-        self._process.wait()
-
-    def _tail(self) -> str:
-        self.output.seek(0)
-        return self.output.read().decode(errors="replace")[-_TAIL:]
+        """Leave the stacks of its process in the outcome, and kill it."""
+        self.process.stacks()
+        self.process.kill()
+        return Outcome("hung", None, f"hung; killed (time limit {timeout:g} s)\n{self.process.tail()}")
 
 
 def _descendants(pid: int) -> list[int]:
