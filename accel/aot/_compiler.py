@@ -28,13 +28,12 @@ OPTIMIZATION = ("O0", "O1", "O2", "O3", "default")
 PINNED = "jax==0.10.2 libtpu==0.0.52"
 TIMEOUT = 3600.0  # seconds for one program: ResNet-50 takes 230 s at libtpu's default on two cores
 
-# As libtpu 0.0.52 writes it: "... Ran out of memory in memory space hbm. Used 44.20G of 15.75G hbm. Exceeded hbm
-# capacity
-# by 28.45G" and "(44.20G) exceeds available HBM (15.75G)".
+# libtpu 0.0.52: "Ran out of memory on HBM, the total memory required for HLO temporaries (64.22G) exceeds available HBM
+# (15.75G)"; "Ran out of memory in memory space hbm. Used 19.61G of 15.48G hbm."
 _NEEDED = re.compile(
-    r"\(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)([KMGT]?)\)|Used "
-    r"([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm"
+    r"\(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)([KMGT]?)\)|Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm"
 )
+REFUSED = ("INVALID_ARGUMENT", "NOT_FOUND")  # how libtpu's answers to a topology that does not exist begin
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -48,8 +47,7 @@ class Topology(NamedTuple):
 
 
 class Shortage(NamedTuple):
-    """The compiler's own out-of-memory. Sizes in bytes, to the digits that the compiler prints; None where it prints
-    none."""
+    """The compiler's own out-of-memory. Sizes in bytes, to the digits that it prints; None where it prints none."""
 
     needed: int | None
     available: int | None
@@ -63,8 +61,7 @@ class Shortage(NamedTuple):
 
 @dataclass(frozen=True)
 class Compiled:
-    """A program compiled for one device of a topology. Sizes in bytes, of one device, as the compiler's statistics
-    give them."""
+    """A program compiled for a topology. Sizes in bytes and counts are of one device, as the compiler gives them."""
 
     topology: Topology
     optimization: str
@@ -124,9 +121,8 @@ class Compiler:
         if hello["missing"]:
             self._close()
             raise BackendError(
-                f"{self._named} has no {' and no '.join(hello['missing'])}, which compile for a TPU; "
-                f"make an environment "
-                f"with `pip install {PINNED}` and name its Python with --aot-python or {SETTING}"
+                f"{self._named} has no {' and no '.join(hello['missing'])}, which compile for a TPU; make an "
+                f"environment with `pip install {PINNED}` and name its Python with --aot-python or {SETTING}"
             )
         self.versions = hello["versions"]
         return self
@@ -142,24 +138,25 @@ class Compiler:
         answer = self._ask({"do": "describe", "topology": name, "chip_config": config})
         if "error" in answer:
             text = answer["error"].partition(": ")[2]
+            if not text.startswith(REFUSED):
+                raise CompileError(f"libtpu {self.versions['libtpu']} does not start: {_first(answer['error'])}")
             raise _topology.refusal(name, f"libtpu {self.versions['libtpu']} says {text!r}")
         return Topology(name, answer["kind"], answer["devices"], answer["chips"])
 
     def compile(self, program: Program, topology: str, *, optimization: str = "O0") -> Compiled:
         """Compile `program` for every device of `topology`, one replica each.
 
-        optimization: "O0" to "O3", or "default" for libtpu's own, which is what a TPU host runs and takes ten times
-        as long. Raises `ArgumentError` for a topology that does not exist or does not have the program's number of
-        devices, `CompileError` where the compiler refuses the program for another reason than memory.
+        optimization: "O0" to "O3", or "default" for libtpu's own, which is what a TPU host runs and takes ten times as
+        long. Raises `ArgumentError` for a topology that does not exist or has another number of devices than the
+        program, `CompileError` where the compiler refuses the program for another reason than memory.
         """
         if optimization not in OPTIMIZATION:
             raise ArgumentError(f"optimization is {optimization!r}; expected one of {', '.join(OPTIMIZATION)}")
         place = self.topology(topology)
         if program.replicas != place.devices:
             raise ArgumentError(
-                f"the program is for {program.replicas} replica(s), topology {topology!r} has "
-                f"{place.devices} device(s); "
-                f"export it with replicas={place.devices}"
+                f"the program is for {program.replicas} replica(s), topology {topology!r} has {place.devices} device(s)"
+                f"; export it with replicas={place.devices}"
             )
         assert self._folder is not None
         file = Path(self._folder.name) / "program.mlir"

@@ -1,5 +1,5 @@
-"""From a training step to a `Program`: the step is recorded on XLA's CPU client, in the same session code that
-trains, and is exported at its cut instead of being run.
+"""From a training step to a `Program`: the step is recorded on XLA's CPU client, in the same session code that trains,
+and is exported at its cut instead of being run.
 
 Owns the recording and what can go wrong in it: a value read on the host, an operation that runs there, a step that
 records nothing or cuts more than once. Compiling the program is `_compiler`'s part.
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import os
-import sys
 import sysconfig
 import traceback
 from collections.abc import Callable
@@ -38,6 +37,8 @@ READS = {
     "_unique2": "makes a shape that depends on values (unique)",
     "unique_dim": "makes a shape that depends on values (unique)",
 }
+# What runs here (the optimizer's state) runs once; optimized, its graph takes minutes to compile for ResNet-50.
+QUICK = {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
 COPIES = ("_to_copy", "copy_", "_copy_from")
 
 
@@ -45,19 +46,18 @@ def export(build: Build, *, precision: str = "fp32", replicas: int = 1, clip_nor
     """Record one optimizer step and return it as a program for the TPU compiler. Nothing of the step is run.
 
     `build(session)` prepares model and optimizers and returns `(step, batch)`: a function that trains one step by
-    `session.backward` and `session.step`, and the tuple of arguments for it. Only shapes and dtypes of tensors in
-    `batch` matter; they may be on the meta device. `replicas` devices will run the program, each on such a batch;
-    with more than one the gradients are averaged inside it. The optimizer's state is there when recording starts, so
-    the program is that of any step but the first.
+    `session.backward` and `session.step`, and the tuple of its arguments. Of tensors in `batch` only shape and dtype
+    matter; they may be on the meta device. `replicas` devices will run the program, each on such a batch; with more
+    than one the gradients are averaged inside it. The optimizer's state is there when recording starts, so the program
+    is that of any step but the first.
 
     Call it in a process that does nothing else on XLA, with `PJRT_DEVICE` unset or CPU; what `build` made must not be
     used afterwards. Raises `ExportError`, naming the line, for a step that reads a value on the host or runs an
-    operation there, and for one that records nothing; `ArgumentError`, `BackendError` and `UnsupportedError` as
-    `accel.init`.
+    operation there, and for one that records nothing; else as `accel.init`.
     """
     if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 1:
         raise ArgumentError(f"export(replicas={replicas!r}): expected an int from 1, the devices that run the program")
-    _prepare_environment()
+    _choose_client()
     session = init(backend="xla", precision=precision, clip_norm=clip_norm)
     try:
         return _recorded(session, build, replicas)
@@ -66,16 +66,13 @@ def export(build: Build, *, precision: str = "fp32", replicas: int = 1, clip_nor
         gc.collect()  # tensors whose graph is pending: the next cut of this process would run it
 
 
-def _prepare_environment() -> None:
-    """Choose XLA's CPU client, before torch_xla loads."""
-    wanted = {"PJRT_DEVICE": "CPU", "XLA_ALWAYS_ALLREDUCE": "1"}
+def _choose_client() -> None:
+    """XLA's CPU client, before torch_xla loads: a TPU of this machine stays free."""
     if os.environ.get("PJRT_DEVICE", "CPU").strip().upper() != "CPU":
         raise BackendError(
             f"PJRT_DEVICE={os.environ['PJRT_DEVICE']!r}: a step is recorded on XLA's CPU client; unset it, or set CPU"
         )
-    if "torch_xla" in sys.modules and not os.environ.get("XLA_ALWAYS_ALLREDUCE"):
-        raise BackendError("torch_xla is loaded already, without XLA_ALWAYS_ALLREDUCE=1; export in a new process")
-    _env.set_vendor_variables(wanted)
+    _env.set_vendor_variables({"PJRT_DEVICE": "CPU", **QUICK})
 
 
 def _recorded(session: Session, build: Build, replicas: int) -> Program:
@@ -94,19 +91,23 @@ def _recorded(session: Session, build: Build, replicas: int) -> Program:
             hooks.append(optimizer.register_step_pre_hook(lambda o, *_: graph.average(_gradients(o), replicas)))
     device.flush()
     texts: list[str] = []
-    # The session cuts through this object; the instance's own attribute is found before the method of its class.
-    vars(device)["flush"] = lambda: texts.append(graph.recorded())
+
+    def capture() -> None:
+        texts.append(graph.recorded())
+
+    assert session._cuts is not None
+    session._cuts.divert(capture)
+    vars(device)["flush"] = capture  # a step that flushes by itself: found before the method of the class
     try:
         with _NoReads(device):
             step(*batch)
         if not texts:  # the step ends without a cut, such as one that calls the optimizer itself
-            device.flush()
+            capture()
         texts = [program for text in texts if (program := as_run(text))]
         if not texts:
             raise ExportError(
-                "the step recorded nothing on the device: it must compute a loss from its batch with "
-                "the prepared model, "
-                "call session.backward(loss) and session.step(optimizer)"
+                "the step recorded nothing on the device: it must compute a loss from its batch with the prepared "
+                "model, call session.backward(loss) and session.step(optimizer)"
             )
         if len(texts) > 1:
             raise ExportError(
@@ -157,7 +158,7 @@ class _NoReads(TorchDispatchMode):
     """Raises `ExportError` at an operation that would make the host wait for the device, or that runs on the host."""
 
     def __init__(self, device: Any) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's own has no types
         self._device = device
         self._on_host = set(device.fallback_operations())
 
@@ -182,9 +183,15 @@ class _NoReads(TorchDispatchMode):
         return result
 
     def _is_on_device(self, values: Any) -> bool:
-        found: list[bool] = []
-        moved(values, lambda tensor: found.append(tensor.device.type == self._device.type) or tensor)
-        return any(found)
+        found = False
+
+        def note(tensor: torch.Tensor) -> torch.Tensor:
+            nonlocal found
+            found |= tensor.device.type == self._device.type
+            return tensor
+
+        moved(values, note)
+        return found
 
     def _leaves_device(self, name: str, args: Any, kwargs: Any) -> bool:
         source = args[0] if name == "_to_copy" else args[1]

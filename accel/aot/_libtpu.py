@@ -21,6 +21,8 @@ ENVIRONMENT = {
     "TPU_ACCELERATOR_TYPE": "v5litepod-4",
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_WORKER_ID": "0",
+    # Loading libtpu takes a lock on the machine's chips, and fails where another process has it; no chip is used here.
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "JAX_PLATFORMS": "cpu",  # jax itself must not look for a TPU; the compiler needs none
     "TPU_MIN_LOG_LEVEL": "3",
     "TF_CPP_MIN_LOG_LEVEL": "3",

@@ -1,5 +1,4 @@
-"""Names of TPU topologies such as "v5e:2x2": what they may look like, and the nearest one for a name that does not
-exist.
+"""Names of TPU topologies such as "v5e:2x2": what they may look like, and the nearest one to a name that is none.
 
 Owns what can be said without libtpu. Whether libtpu can compile for a name of the right form is its own answer.
 """

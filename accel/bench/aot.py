@@ -1,5 +1,4 @@
-"""`accel bench resnet50 --aot TOPOLOGY`: the benchmark's training step compiled for TPUs that are not there, as a
-record.
+"""`accel bench resnet50 --aot TOPOLOGY`: the benchmark's step compiled for TPUs that are not there, as a record.
 
 The step is the one that `accel bench resnet50` times: same model, recipe and session. Owns the record of origin
 `predicted`; recording and compiling are `accel.aot`.
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from accel import records
-from accel.aot import Compiled, Compiler, Program, Topology, largest_batch
+from accel.aot import Compiled, Compiler, Fit, Program, largest_batch
 from accel.aot._fit import MOST
 from accel.bench._options import Options
 from accel.errors import ArgumentError
@@ -52,64 +51,47 @@ def run(
     `options.batch` is of one device, as everywhere. With `fit` the record is of the largest batch that fits. Raises
     `ArgumentError` for what cannot be compiled ahead of time, before anything is, and what `accel.aot` raises.
     """
-    checked_policy(options.precision)
-    if options.accumulate > 1 or options.epochs is not None or options.evaluate:
-        raise ArgumentError("--aot compiles one optimizer step: leave out --accumulate, --epochs and --evaluate")
+    check(options)
     with Compiler(python) as compiler:
         place = compiler.topology(topology)
         started = datetime.now(timezone.utc)
         name = f"{options.model}-{options.precision}-aot-{topology.replace(':', '-')}"
         record_id = f"{name}-{started:%Y%m%dT%H%M%SZ}-{uuid4().hex[:6]}"
         path = records.destination(out, record_id)
-        trial = _Trial(options, compiler, place, optimization)
-        found = None
-        if fit:
-            found = largest_batch(trial.compile, options.batch, most=_most(trial.dataset.size, options.batch))
-            batch = found.batch or min(found.tried)
-            compiled = found.tried[batch]
-        else:
-            batch = options.batch
-            compiled = trial.compile(batch)
-        program, work = trial.made[batch]
-        prediction = _prediction(compiled, place)
-        if found is not None:
-            best = Figure(found.batch, "images", reason=None if found.batch else "not even a batch of 1 fits")
-            prediction = replace(prediction, largest_batch=best, batches_tried=tuple(found.tried))
-        record = _record(record_id, started, command, options, place, compiled, program, work, prediction)
-        if found is not None and found.batch and found.too_large is None:
-            most = f"every batch that this machine can record, up to {found.batch}, fits: the largest may be larger"
-            record = replace(record, warnings=(*record.warnings, most))
+        dataset = _dataset(options)
+        made: dict[int, tuple[Program, records.Workload]] = {}
+
+        def attempt(batch: int) -> Compiled:
+            program, work = traced(replace(options, batch=batch), place.devices)
+            made[batch] = replace(program, text=""), work  # a text may have megabytes
+            return compiler.compile(program, topology, optimization=optimization)
+
+        if not fit:
+            compiled = attempt(options.batch)
+            record = record_of(record_id, started, command, compiled, *made[options.batch])
+            return records.write(record, path), record
+        found = largest_batch(attempt, options.batch, most=_most(dataset.size, options.batch))
+        batch = found.batch or min(found.tried)
+        record = record_of(record_id, started, command, found.tried[batch], *made[batch])
+        record = _with_fit(record, found)
         return records.write(record, path), record
 
 
-class _Trial:
-    """Records and compiles the step for one batch after the other, and keeps what each was."""
-
-    def __init__(self, options: Options, compiler: Compiler, place: Topology, optimization: str) -> None:
-        from accel import data
-
-        self.dataset: ImageDataset = data.parse(options.data, options.size, length=1, seed=options.seed)[0]
-        self._options = options
-        self._compiler = compiler
-        self._place = place
-        self._optimization = optimization
-        self.made: dict[int, tuple[Program, records.Workload]] = {}
-
-    def compile(self, batch: int) -> Compiled:
-        options = replace(self._options, batch=batch)
-        program, work = traced(options, self.dataset, self._place.devices)
-        compiled = self._compiler.compile(program, self._place.name, optimization=self._optimization)
-        self.made[batch] = replace(program, text=""), work  # a text may have megabytes
-        return compiled
+def check(options: Options) -> None:
+    """Raise `ArgumentError` for options of a run that have no meaning where nothing runs."""
+    checked_policy(options.precision)
+    if options.accumulate > 1 or options.epochs is not None or options.evaluate:
+        raise ArgumentError("--aot compiles one optimizer step: leave out --accumulate, --epochs and --evaluate")
 
 
-def traced(options: Options, dataset: ImageDataset, replicas: int) -> tuple[Program, records.Workload]:
+def traced(options: Options, replicas: int) -> tuple[Program, records.Workload]:
     """The benchmark's optimizer step for one of `replicas` devices, and the workload that it is part of."""
     import torch
 
     from accel.aot import export
     from accel.bench import _train
 
+    dataset = _dataset(options)
     work: list[records.Workload] = []
 
     def build(session: Session) -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -117,9 +99,7 @@ def traced(options: Options, dataset: ImageDataset, replicas: int) -> tuple[Prog
         images = torch.zeros(shape, device=session.device)  # only its shape matters
         labels = torch.zeros(options.batch, dtype=torch.int64, device=session.device)
         loader = _train.Again((images, labels))
-        trainer = _train.Trainer(
-            session, options.model, dataset.num_classes, loader, options.batch, options.steps or 10, replicas
-        )
+        trainer = _train.Trainer(session, options, dataset, loader, options.steps or 10, replicas)
         work.append(_train.workload(trainer, dataset, options))
         windows = trainer.windows(session.meter())
         return lambda: next(windows), ()
@@ -128,13 +108,21 @@ def traced(options: Options, dataset: ImageDataset, replicas: int) -> tuple[Prog
     return program, replace(work[0], delivery=_train.SYNTHETIC)
 
 
+def _dataset(options: Options) -> ImageDataset:
+    from accel import data
+
+    return data.parse(options.data, options.size, length=1, seed=options.seed)[0]
+
+
 def _most(size: int, start: int) -> int:
     """Images that a quarter of this machine's memory holds: the batch is there for real while a step is recorded."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return max(start, min(MOST, memory // 4 // (3 * size * size * 4)))
 
 
-def _prediction(compiled: Compiled, place: Topology) -> records.Prediction:
+def _prediction(compiled: Compiled) -> records.Prediction:
+    place = compiled.topology
+
     def size(value: float | None, unit: str = "bytes") -> Figure:
         return Figure(value, unit, reason=None if value is not None else "the program does not fit")
 
@@ -166,17 +154,27 @@ def _prediction(compiled: Compiled, place: Topology) -> records.Prediction:
     )
 
 
-def _record(
+def _with_fit(record: records.Record, found: Fit) -> records.Record:
+    assert record.prediction is not None
+    best = Figure(found.batch, "images", reason=None if found.batch else "not even a batch of 1 fits")
+    warnings = record.warnings
+    if found.batch and found.too_large is None:
+        warnings += (f"every batch that this machine can record, up to {found.batch}, fits: the largest may be larger",)
+    prediction = replace(record.prediction, largest_batch=best, batches_tried=tuple(found.tried))
+    return replace(record, prediction=prediction, warnings=warnings)
+
+
+def record_of(
     record_id: str,
     started: datetime,
     command: str,
-    options: Options,
-    place: Topology,
     compiled: Compiled,
     program: Program,
     work: records.Workload,
-    prediction: records.Prediction,
 ) -> records.Record:
+    """The record of one compilation."""
+    place = compiled.topology
+
     def unknown(unit: str) -> Figure:
         return Figure(None, unit, reason=NOT_RUN)
 
@@ -228,6 +226,6 @@ def _record(
             peak_allocated=Figure(compiled.peak, "bytes", reason=no_peak),
             peak_reserved=unknown("bytes"),
         ),
-        prediction=prediction,
+        prediction=_prediction(compiled),
         warnings=(OPTIMIZED.format(compiled.optimization),) if quick else (),
     )

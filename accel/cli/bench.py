@@ -50,6 +50,10 @@ def resnet50(
     aot_optimization: Annotated[
         str, typer.Option(help="With --aot: O0 to O3, or default, libtpu's own, which takes ten times as long as O0.")
     ] = "O0",
+    compiled: Annotated[bool, typer.Option("--compile", help="Run the model through torch.compile.")] = False,
+    cuda_graphs: Annotated[
+        bool, typer.Option("--cuda-graphs", help="Record forward and backward once, then replay them.")
+    ] = False,
 ) -> None:
     """Train ResNet-50 and time it: throughput, step times, loss curve, and accuracy with --evaluate."""
     from accel.bench._options import Options
@@ -69,6 +73,8 @@ def resnet50(
         workers=workers,
         seed=seed,
         evaluate=evaluate,
+        compile=compiled,
+        graphs=cuda_graphs,
     )
     command = shlex.join(["accel", *sys.argv[1:]])
     if aot is not None:
@@ -122,6 +128,38 @@ def _show_prediction(path: Path, record: Record) -> None:
     lines += [f"warning: {warning}" for warning in record.warnings]
     for line in (*lines, f"record: {path}"):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+@app.command()
+def aot_table(
+    out: Annotated[str, typer.Option(help="Folder for the records and table.md.")],
+    model: Annotated[str, typer.Option(help="resnet50 or resnet18.")] = "resnet50",
+    size: Annotated[int, typer.Option(help="Image side in px.")] = 224,
+    precision: Annotated[str, typer.Option(help="fp32, tf32 or bf16.")] = "bf16",
+    topology: Annotated[list[str] | None, typer.Option(help="Repeatable; one chip of v3 to tpu7x by default.")] = None,
+    batch: Annotated[list[int] | None, typer.Option(help="Images on one device; repeatable; 32, 256, 1024.")] = None,
+    missing: Annotated[bool, typer.Option("--missing", help="Keep the records that are there.")] = False,
+    aot_python: Annotated[str | None, typer.Option(help="The Python that has jax and libtpu.")] = None,
+    aot_optimization: Annotated[str, typer.Option(help="O0 to O3, or default, libtpu's own.")] = "O0",
+) -> None:
+    """A training step compiled for each TPU generation at several batches, with no TPU at hand: records and a table."""
+    from accel.bench import aot_table as tables
+    from accel.bench._options import Options
+
+    options = Options(model=model, data="synthetic", size=size, precision=precision)
+    console = rich.get_console()
+    path = tables.run(
+        options,
+        out,
+        shlex.join(["accel", *sys.argv[1:]]),
+        topologies=topology or tables.TOPOLOGIES,
+        batches=batch or tables.BATCHES,
+        missing_only=missing,
+        optimization=aot_optimization,
+        python=aot_python,
+        told=lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True),
+    )
+    console.print(f"table: {path}", markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command()

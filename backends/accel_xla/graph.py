@@ -5,15 +5,14 @@ For compilation ahead of time (`accel.aot`); nothing here runs while training.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch_xla.core.xla_model as xm
 
-from accel.errors import UnsupportedError
-
-# Without it torch_xla leaves all_reduce out of the graph of a process with one device (torch_xla 2.9).
+# torch_xla 2.9 asks it at each all_reduce; without it a process with one device records none.
 ALWAYS_ALL_REDUCE = "XLA_ALWAYS_ALLREDUCE"
 
 
@@ -28,8 +27,18 @@ def recorded() -> str:
 
 def average(tensors: Sequence[torch.Tensor], replicas: int) -> None:
     """Record, in place, the mean of `tensors` over `replicas` devices that will run this graph: one all_reduce."""
-    if not os.environ.get(ALWAYS_ALL_REDUCE):
-        raise UnsupportedError(
-            f"a collective over {replicas} replicas needs {ALWAYS_ALL_REDUCE}=1 before torch_xla loads"
-        )
-    xm.all_reduce(xm.REDUCE_SUM, list(tensors), scale=1.0 / replicas, pin_layout=False)
+    with _all_reduce_of_one_device():
+        xm.all_reduce(xm.REDUCE_SUM, list(tensors), scale=1.0 / replicas, pin_layout=False)
+
+
+@contextlib.contextmanager
+def _all_reduce_of_one_device() -> Iterator[None]:
+    before = os.environ.get(ALWAYS_ALL_REDUCE)
+    os.environ[ALWAYS_ALL_REDUCE] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[ALWAYS_ALL_REDUCE]
+        else:
+            os.environ[ALWAYS_ALL_REDUCE] = before
