@@ -15,7 +15,7 @@ SESSIONS := $(if $(LANE),-s test-$(LANE),)
 help:  ## list the commands
 	@sed -n 's/^\([a-z%-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
 
-compare: $(NOX)  ## train ResNet-50 on this machine, record the run, write results/compare.html
+compare: $(NOX)  ## train ResNet-50 on this machine and compare losses with XLA; records, results/compare.html
 	$(NOX) -s compare
 
 test: $(NOX)  ## lint, the tests of every backend, docs; LANE=cpu: the tests of one backend, ARGS="..." for pytest

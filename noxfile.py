@@ -39,14 +39,23 @@ class Lane:
     extras: tuple[str, ...]  # of the distribution
     groups: tuple[str, ...]  # of pinned development tools
     bare: tuple[str, ...] = ()  # installed without their dependencies, instead of `torch`; a group gives what they need
+    vendor: tuple[str, ...] = ()  # packages installed after torch
+    through: tuple[str, ...] = ()  # arguments to python before everything that runs in the lane, such as an emulator
     env: dict[str, str] = field(default_factory=dict)  # of everything that runs in the lane
     tests: tuple[str, ...] = ()  # what pytest is given; nothing: all tests
+    within: str = ""  # the lane whose environment this one uses, instead of one of its own
     workers: int = 1  # processes that share the lane's tests
     beside: tuple[str, ...] = ()  # sessions that make other environments, which its tests use
-    compared: bool = True  # whether `make compare` trains in it
+    compared: tuple[tuple[str, ...], ...] = ()  # arguments of each run that `make compare` trains in it
 
 
 AOT_PYTHON = ROOT / ".venvs" / "aot" / "bin" / "python"  # it has the TPU compiler
+TRAINED = ("--data", "digits", "--epochs", "5", "--evaluate")
+# What a client without optimization does in minutes. Its speed says nothing; its losses are set beside the CPU's.
+PARITY = (
+    *("--data", "digits", "--model", "resnet18", "--batch", "16"),
+    *("--warmup", "4", "--steps", "6", "--repeats", "1"),
+)
 
 LANES = {
     "cpu": Lane(
@@ -54,6 +63,7 @@ LANES = {
         extras=("report", "vision"),
         groups=("test", "bench", "lint", "docs"),
         workers=2,  # most tests keep one core busy
+        compared=(TRAINED, PARITY),
     ),
     # torch 2.9 for x86-64 is a CUDA build with 4.4 GB of CUDA wheels, none of which XLA uses: see .ci/cuda_stubs.py.
     "xla": Lane(
@@ -69,7 +79,40 @@ LANES = {
         },
         beside=("aot",),
         tests=("tests/contract/test_contract.py", "tests/xla"),
-        compared=False,  # five epochs of ResNet-50 in unoptimized code would take hours
+        compared=(PARITY,),
+    ),
+    # What of the CUDA backend can be tested without a GPU, on a CUDA build of torch: the one of the xla environment.
+    "cuda": Lane(
+        torch=(),
+        extras=(),
+        groups=(),
+        within="xla",
+        env={"ACCEL_BACKEND": "cpu"},
+        tests=("tests/cuda",),
+    ),
+    # torch_tpu without a TPU: what its backend calls is there and does what it is taken to do.
+    "tpu": Lane(
+        torch=("torch==2.13.0+cpu", "torch==2.13.0"),
+        extras=(),
+        groups=("test", "tpu"),
+        # No metadata service to ask for a TPU's place, and no lock that other processes of this machine wait for.
+        env={
+            "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+            "TPU_SKIP_MDS_QUERY": "1",
+            "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+        },
+        tests=("tests/tpu",),
+    ),
+    # The released torch_npu on an emulated CANN, which is compiled on first use; it takes a CPU build of torch only.
+    "npu": Lane(
+        torch=("torch==2.13.0+cpu", "torch==2.13.0"),
+        vendor=("torch_npu==2.13.0",),
+        extras=("report", "vision"),
+        groups=("test",),
+        through=("-m", "accel", "emulate", "npu", "--"),
+        env={"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},  # plain `import torch` works outside the emulator too
+        tests=("tests/contract/test_contract.py", "tests/npu"),
+        compared=(PARITY,),
     ),
 }
 CHECKS = ("lint", "docs")  # what `make test` runs beside the lanes
@@ -99,7 +142,7 @@ def environment(session: nox.Session, lane: str) -> None:
     constraint = home / "torch.txt"  # keeps other packages from replacing this build of torch
     constraint.write_text(torch + "\n")
     project = f".[{','.join(LANES[lane].extras)}]"
-    session.install("--constraint", str(constraint), "--editable", project, *tools)
+    session.install("--constraint", str(constraint), "--editable", project, *LANES[lane].vendor, *tools)
     stamp.write_text(digest)
 
 
@@ -139,7 +182,9 @@ def choose(session: nox.Session, requirements: tuple[str, ...]) -> str:
 
 def run(session: nox.Session, lane: str, *arguments: str, **env: str) -> None:
     """Run `python ARGUMENTS` in a lane's environment, from the repository root, on the lane's backend."""
-    python = str(ROOT / ".venvs" / lane / "bin" / "python")
+    python = str(ROOT / ".venvs" / (LANES[lane].within or lane) / "bin" / "python")
+    if LANES[lane].through:
+        arguments = (*LANES[lane].through, python, *arguments)
     session.run(python, *arguments, env={"ACCEL_BACKEND": lane, **LANES[lane].env, **env}, external=True)
 
 
@@ -166,13 +211,14 @@ def passed(check: str) -> None:
 
 
 for name, kind in LANES.items():
+    if not kind.within:
 
-    @nox.session(name=name)
-    def _environment(session: nox.Session, lane: str = name) -> None:
-        """Make or refresh the backend's environment."""
-        environment(session, lane)
+        @nox.session(name=name)
+        def _environment(session: nox.Session, lane: str = name) -> None:
+            """Make or refresh the backend's environment."""
+            environment(session, lane)
 
-    @nox.session(name=f"test-{name}", requires=[name, *kind.beside], venv_backend="none")
+    @nox.session(name=f"test-{name}", requires=[kind.within or name, *kind.beside], venv_backend="none")
     def _test(session: nox.Session, lane: str = name) -> None:
         """Run the test suite on the backend."""
         test(session, lane)
@@ -220,10 +266,13 @@ COMPARED = [name for name, lane in LANES.items() if lane.compared]
 
 @nox.session(requires=COMPARED, venv_backend="none")
 def compare(session: nox.Session) -> None:
-    """Train ResNet-50 on real digits in the compared environments, and compare the records under results/."""
+    """Train on real digits in the compared environments, and compare the records under results/.
+
+    ResNet-50 for its figures, and a few steps of ResNet-18 for the parity of its losses with XLA's on the CPU.
+    """
     for lane in COMPARED:
-        train = ("--data", "digits", "--epochs", "5", "--evaluate", "--out", "results")
-        run(session, lane, "-m", "accel", "bench", "resnet50", *train)
+        for train in LANES[lane].compared:
+            run(session, lane, "-m", "accel", "bench", "resnet50", *train, "--out", "results")
     run(session, "cpu", "-m", "accel", "compare", "results", "--html", "results/compare.html")
 
 

@@ -33,7 +33,7 @@ ADVICE = (
 class Cuts:
     """Cuts the graph of one session's lazy device and counts what was compiled at its windows' ends."""
 
-    def __init__(self, device: Device, run: Callable[[], None]) -> None:
+    def __init__(self, device: Device, run: Callable[[], object], alone: bool) -> None:
         self._device = device
         self._run = run  # cuts and runs the graph of a window's end, which all ranks run together
         self._windows = 0
@@ -42,7 +42,8 @@ class Cuts:
         self._new: tuple[Any, ...] | None = None  # those first seen in this window
         self._late = 0  # windows after warm-up whose graph was new although their batches were not
         self._late_shapes: list[tuple[Any, ...]] = []
-        self._watched = 0  # micro-batches looked at for reads
+        # Micro-batches looked at for reads; none among several ranks, which may be threads and share the counter.
+        self._watched = 0 if alone else _WATCHED
         self._reads: int | None = None  # of the device, when the current micro-batch began; None when not looked at
         self._in_a_row = 0
         self._tracer = ReadTracer(device.host_reads)
@@ -78,8 +79,8 @@ class Cuts:
         if self._tracer.lines:
             self._watched = _WATCHED
             log.warning(
-                "step %d: a value is read on the host before step() in each " "micro-batch, " "at %s; " "that " "runs the forward as "
-                "a graph of its own and waits for it: read after step(), or now and then through session.meter()",
+                "step %d: a value is read on the host before step() in each micro-batch, at %s; that runs the "
+                "forward as a graph of its own and waits for it: read after step(), or through session.meter()",
                 step, ", ".join(self._tracer.lines),
             )  # fmt: skip
 

@@ -7,6 +7,7 @@ collective (T04).
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import time
@@ -88,11 +89,13 @@ class Batches:
         self._drop("a new pass over the training data began")
         saved, wanted = self._resumed(epoch)
         _set_epoch(loader, wanted)
+        skip = skip if saved is None else max(skip, int(saved["batches"]))
         length = _length(loader)
-        whole: Callable[[Any], Any] = _same
+        whole: Callable[[Iterator[Any]], Iterator[Any]] = _same
         last = _last_samples(loader) if short == DROP or (short is None and self._lazy) else 0
         if last is None:  # it shows when the batch is there, which ranks must then agree on one by one
-            length, whole = None if several else length, self._whole
+            length = None if several else length
+            whole = functools.partial(self._whole, limit=None if steps is None else skip + steps)
         elif last and length is not None:
             length -= 1
             if steps is None or skip + steps > length:
@@ -101,7 +104,6 @@ class Batches:
             self.position = Position(wanted, skip, skip, start=_start_state(loader))
             source = _skipped(whole(_iterate(loader)), skip)
         else:
-            skip = max(skip, int(saved["batches"]))
             self.position = Position(wanted, skip, skip, saved["finished"], saved["start"])
             if saved["finished"]:
                 return iter(())
@@ -110,7 +112,7 @@ class Batches:
             ahead = self._agreed(source, steps) if several else self._ahead(source, steps, promised=False)
             return self._run(ahead, self.position, prefetch, None if steps is None else skip + steps)
         mine = everyones = max(0, length - skip)
-        limit = mine if steps is None and last else steps
+        limit = steps if not last else mine if steps is None else min(steps, mine)
         if several:
             everyones = self._control.min(mine)
             limit = everyones if steps is None else self._control.min(min(steps, everyones))
@@ -224,8 +226,9 @@ class Batches:
             thread.shutdown(wait=False)
             self._thread = None
 
-    def _whole(self, source: Iterator[Any]) -> Iterator[Any]:
-        """`source` without its last batch, if that is smaller than the first."""
+    def _whole(self, source: Iterator[Any], limit: int | None) -> Iterator[Any]:
+        """At most `limit` batches of `source`, without the last one, if that is smaller than the first."""
+        source = itertools.islice(source, limit)
         held = next(source, END)
         full = 0 if held is END else _samples(held)
         while held is not END:

@@ -7,6 +7,7 @@ vendor's `device.py` holds what differs.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -80,6 +81,10 @@ class Device(ABC):
     @abstractmethod
     def counters(self) -> dict[str, int]:
         """`compiles` and `fallbacks` (operations run on the host) since the process started; 0 where there are none."""
+
+    def uncounted(self) -> Mapping[str, str]:
+        """Why a counter says nothing here, by its name; those that are not in it count."""
+        return {}
 
     def fallback_operations(self) -> list[str]:
         """Names of the operations counted as `fallbacks`; none where every operation runs on the device."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -65,6 +66,9 @@ class EagerDevice(Device):
         compiler: Any = sys.modules.get("torch._dynamo.utils")
         compiles = 0 if compiler is None else compiler.counters["stats"]["unique_graphs"]
         return {"compiles": int(compiles), "fallbacks": 0}
+
+    def uncounted(self) -> Mapping[str, str]:
+        return {"fallbacks": f"operations that torch runs on the host for {self.type} are not counted"}
 
     def stream(self) -> Any:
         return self._module.Stream()

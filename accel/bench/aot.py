@@ -99,9 +99,7 @@ def traced(options: Options, replicas: int) -> tuple[Program, records.Workload]:
         images = torch.zeros(shape, device=session.device)  # only its shape matters
         labels = torch.zeros(options.batch, dtype=torch.int64, device=session.device)
         loader = _train.Again((images, labels))
-        trainer = _train.Trainer(
-            session, options.model, dataset.num_classes, loader, options.batch, options.steps or 10, replicas
-        )
+        trainer = _train.Trainer(session, options, dataset, loader, options.steps or 10, replicas)
         work.append(_train.workload(trainer, dataset, options))
         windows = trainer.windows(session.meter())
         return lambda: next(windows), ()

@@ -50,6 +50,10 @@ def resnet50(
     aot_optimization: Annotated[
         str, typer.Option(help="With --aot: O0 to O3, or default, libtpu's own, which takes ten times as long as O0.")
     ] = "O0",
+    compiled: Annotated[bool, typer.Option("--compile", help="Run the model through torch.compile.")] = False,
+    cuda_graphs: Annotated[
+        bool, typer.Option("--cuda-graphs", help="Record forward and backward once, then replay them.")
+    ] = False,
 ) -> None:
     """Train ResNet-50 and time it: throughput, step times, loss curve, and accuracy with --evaluate."""
     from accel.bench._options import Options
@@ -69,6 +73,8 @@ def resnet50(
         workers=workers,
         seed=seed,
         evaluate=evaluate,
+        compile=compiled,
+        graphs=cuda_graphs,
     )
     command = shlex.join(["accel", *sys.argv[1:]])
     if aot is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,9 @@ class CpuDevice(EagerDevice):
 
     def synchronize(self) -> None:
         pass  # operations have finished when their call returns
+
+    def uncounted(self) -> Mapping[str, str]:
+        return {}  # the device is the host: nothing falls back to it
 
     def event(self, timing: bool = False) -> CpuEvent:
         return CpuEvent(timing)

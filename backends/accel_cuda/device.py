@@ -7,10 +7,10 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from accel.chips import recognise
 from accel.device import DeviceProperties
 from accel.eager import EagerDevice
 from accel.errors import BackendError
-from accel_cuda.chips import resolve
 
 
 class CudaDevice(EagerDevice):
@@ -37,17 +37,15 @@ class CudaDevice(EagerDevice):
 
     def properties(self, index: int | None = None) -> DeviceProperties:
         found = torch.cuda.get_device_properties(self.checked(index))
-        chip = resolve(found.name)
+        chip = recognise(found.name, found.total_memory).chip
         extra = {
             "compute_capability": f"{found.major}.{found.minor}",
             "uuid": f"GPU-{found.uuid}",
             "cudnn": str(torch.backends.cudnn.version()),
             "nccl": ".".join(map(str, torch.cuda.nccl.version())),
         }
-        if chip.name is not None:
+        if chip is not None:
             extra["chip"] = chip.name
-        if chip.mig is not None:
-            extra["mig"] = chip.mig
         return DeviceProperties(found.name, found.total_memory, found.multi_processor_count, extra)
 
     def identity(self, index: int | None = None) -> str | None:

@@ -78,7 +78,8 @@ class CudaNumerics(Numerics):
         precision = "tf32" if fast else "ieee"
         self.put_back(
             Switches(
-                *[precision] * 4, fast, fast,
+                matmul=precision, cudnn=precision, conv=precision, rnn=precision,
+                allow_matmul=fast, allow_cudnn=fast,
                 benchmark=not deterministic,  # a search at each new shape; what it finds may differ from run to run
                 cudnn_deterministic=deterministic,
                 deterministic=deterministic,
@@ -118,6 +119,12 @@ class CudaNumerics(Numerics):
 
     def autocast_dtype(self, policy: str) -> torch.dtype | None:
         return AUTOCAST[policy]
+
+    def arithmetic(self) -> str | None:
+        if self._capability < (8, 0):
+            return "fp32"  # TF32 units came with compute capability 8.0; the switches are read, and change nothing
+        used = {torch.backends.cuda.matmul.fp32_precision, _cudnn.conv.fp32_precision}
+        return {"ieee": "fp32", "tf32": "tf32"}.get(used.pop()) if len(used) == 1 else None
 
     def channels_last(self, policy: str) -> bool:
         # Tensor cores take channels_last; cuDNN's fp32 kernels are made for the other layout, and slower in this one.

@@ -15,12 +15,12 @@ from accel import _probe
 from accel.backend import BackendInfo, BackendParts
 from accel.errors import ArgumentError
 from accel_npu import _versions, _visible
+from accel_npu.emulator import environment
 
 log = logging.getLogger("accel")
 
 HUAWEI = "0x19e5"  # PCI vendor id
 ACCELERATOR_CLASSES = ("0x1200",)  # processing accelerator: the vendor makes network and storage cards too
-EMULATED = "NPU_EMU_DEVICE_COUNT"  # set by the emulated CANN's environment: how many NPUs it shows
 ABSENT = "no Ascend NPU is present (no /dev/davinci* device file, no Huawei accelerator on the PCI bus)"
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps it from breaking `import torch`"
 # Seconds that HCCL takes for connecting and for executing (CANN 8.5, list of environment variables).
@@ -38,8 +38,7 @@ def npu_hardware() -> str | None:
 
 def emulated_devices() -> int | None:
     """How many NPUs the emulated CANN shows; None where none is in force."""
-    text = os.environ.get(EMULATED, "")
-    return int(text) if text.isdecimal() and int(text) else None
+    return int(os.environ[f"{environment.PREFIX}DEVICES"]) if environment.active() else None
 
 
 def present() -> list[int] | None:
@@ -119,14 +118,14 @@ def _refused(hardware: str | None, versions: dict[str, str], pairs: list[str]) -
     if _versions.cuda_build(versions.get("torch")):
         return (
             f"torch {versions.get('torch')} is a build that carries CUDA, which torch_npu refuses or aborts on (found "
-            f"{pair}): install the CPU build of the same version, `pip install torch=={_plain(versions)} --index-url "
-            f"https://download.pytorch.org/whl/cpu`. {AUTOLOAD}"
+            f"{pair}): install the CPU build of the same version, torch=={_plain(versions)}+cpu, from PyTorch's "
+            f"index of CPU wheels; on x86-64 pip brings the CUDA build otherwise. {AUTOLOAD}"
         )
-    error = _probe.import_error("torch_npu")
-    if error is not None:
+    failed = _probe.import_error("torch_npu")
+    if failed is not None:
         told = "".join(f"; {line}" for line in pairs)
         without_cann = "" if "CANN" in versions or emulated_devices() else "; CANN is not found on this machine"
-        return f"importing torch_npu fails: {error} (found {pair}{without_cann}){told}. {AUTOLOAD}"
+        return f"importing torch_npu fails: {failed} (found {pair}{without_cann}){told}. {AUTOLOAD}"
     if hardware is None:
         return ABSENT
     return None

@@ -68,9 +68,7 @@ def _refused(hardware: str | None) -> str | None:
     if hardware is None:
         return host.ABSENT
     if not _probe.installed("torch_tpu"):
-        return (
-            f"{hardware} is present, but torch_tpu is not installed; run `pip install torch_tpu` (Python 3.11 or newer)"
-        )
+        return f"{hardware} is present, but torch_tpu is not installed; run `pip install torch_tpu` (Python 3.11 on)"
     if _probe.installed("torch_xla"):
         return host.BOTH
     versions = _probe.versions("torch", "torch_tpu")

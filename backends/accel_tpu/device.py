@@ -1,5 +1,4 @@
-"""TPU devices of torch_tpu. Most of `torch.tpu` refuses its users and points to `torch.accelerator`, which is used
-here.
+"""TPU devices of torch_tpu. Most of `torch.tpu` refuses its users and points to `torch.accelerator`, used here.
 
 torch_tpu binds a process to one device and refuses to change it (0.2.0): there is one, with accel's index 0.
 """
@@ -9,12 +8,13 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 import torch
 
 from accel import _probe
+from accel._copies import Copies
 from accel.device import DeviceProperties
 from accel.eager import EagerDevice
 from accel.errors import UnsupportedError
@@ -49,7 +49,7 @@ class TpuDevice(EagerDevice):
                 total = int(self._module.get_device_properties().total_memory)
             except RuntimeError:  # a generation that torch_tpu does not know
                 total = None
-        extra = {"libtpu": version for version in _probe.versions("libtpu").values()}
+        extra = _probe.versions("libtpu")
         if os.environ.get("TPU_ACCELERATOR_TYPE"):
             extra["tpu_accelerator_type"] = os.environ["TPU_ACCELERATOR_TYPE"]
         return DeviceProperties(name, total, None, extra)
@@ -59,15 +59,20 @@ class TpuDevice(EagerDevice):
 
     def counters(self) -> dict[str, int]:
         # Each operation is compiled for its shapes at first use: the misses of that cache are what was compiled. One
-        # that
-        # the TPU lacks raises; none runs on the host (0.2.0).
+        # that the TPU lacks raises; none runs on the host (0.2.0).
         return {"compiles": int(self._module._get_cache_misses()), "fallbacks": 0}
+
+    def uncounted(self) -> Mapping[str, str]:
+        return {}
 
     def stream(self) -> NoReturn:
         raise UnsupportedError(f"device.stream is unsupported on backend 'tpu': {NO_STREAMS}")
 
     def event(self, timing: bool = False) -> Any:
         return torch.Event(self.torch_device, enable_timing=timing)
+
+    def copies(self) -> Copies:
+        return Copies(self.move)  # a stream of torch_tpu orders nothing: copies on one would not be waited for
 
     def _device_rng_state(self) -> dict[str, Any]:
         return {self.type: self._generator().get_state()}
@@ -78,7 +83,7 @@ class TpuDevice(EagerDevice):
         return super()._set_device_rng_state({name: value for name, value in state.items() if name != self.type})
 
     def bound(self) -> int:
-        """Torch's index of the device that this process is bound to."""
+        """The index by which torch names the device that this process is bound to."""
         return int(torch.accelerator.current_device_index())
 
     def start(self) -> None:

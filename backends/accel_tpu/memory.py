@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from accel.errors import UnsupportedError
-from accel.memory import Memory, MemoryStats
+from accel.memory import HOST_OOM, Memory, MemoryStats
 from accel_tpu.device import TpuDevice
 
 NO_ALLOCATOR = "libtpu gives live bytes only, not what its allocator holds"
@@ -24,8 +24,7 @@ class TpuMemory(Memory):
         self._device = device
 
     def stats(self, index: int | None = None) -> MemoryStats:
-        if index is not None:
-            self._device.set(index)  # raises for one that does not exist, and changes nothing
+        self._device.checked(index)
         bound = self._device.bound()
         free, total = (int(value) for value in torch.accelerator.get_memory_info(bound))
         reasons = {"reserved": NO_ALLOCATOR, "peak_reserved": NO_ALLOCATOR}
@@ -49,7 +48,7 @@ class TpuMemory(Memory):
 
     def is_oom(self, exc: BaseException) -> bool:
         return isinstance(exc, (MemoryError, torch.OutOfMemoryError)) or (
-            isinstance(exc, RuntimeError) and any(text in str(exc) for text in EXHAUSTED)
+            isinstance(exc, RuntimeError) and any(text in str(exc) for text in (*EXHAUSTED, *HOST_OOM))
         )
 
     def snapshot(self, path: str | Path) -> None:

@@ -25,8 +25,13 @@ def capabilities(transport: Transport) -> CapabilityTable:
         "memory.reserved": unsupported(NO_ALLOCATOR),
         "memory.peak_reset": unsupported(NO_PEAK_RESET),
         "memory.snapshot": unsupported(NO_HISTORY),
+        "memory.limit": unsupported("libtpu takes its limit when the process starts"),
+        "memory.pinned": unsupported("a copy from pinned memory gains nothing without a stream of its own"),
+        "train.fused_optimizer": unsupported("whether torch's fused optimizers take TPU tensors is not known"),
+        "train.graphs": unsupported("torch_tpu has no recorded graphs to replay; torch.compile is its way"),
         "train.checkpoint": native("recomputed in backward; buffers are written once, dropout masks are replayed"),
         "prepare.compile": native("torch.compile with torch_tpu's own backend"),
+        "prepare.channels_last": unsupported("XLA chooses layouts itself"),
         "prepare.sync_batchnorm": unsupported("torch's SyncBatchNorm takes CUDA tensors only"),
         "collective.processes": native("tpu_dist between processes, one for each chip"),
     }

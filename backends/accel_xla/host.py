@@ -47,8 +47,7 @@ def tpu_hardware() -> str | None:
 
 
 def unusable(environ: Mapping[str, str] = os.environ) -> str | None:
-    """Why the TPU of this host cannot be used as things are: a chip list that does not fit, a lock; None when it
-    can."""
+    """Why this host's TPU cannot be used as things are: a chip list that does not fit, a lock; None when it can."""
     return wrong_chip_list(len(chips()), environ) or locked(environ)
 
 
@@ -79,11 +78,8 @@ def wrong_chip_list(count: int, environ: Mapping[str, str] = os.environ) -> str 
 def locked(environ: Mapping[str, str] = os.environ) -> str | None:
     """Who keeps libtpu from loading here through its lock file; None when nobody does, or when it takes no lock."""
     bounds = next((environ[name] for name in SHARED if environ.get(name)), "")
-    if bounds not in ("", WHOLE_HOST) or environ.get("ALLOW_MULTIPLE_LIBTPU_LOAD", "0").lower() not in (
-        "",
-        "0",
-        "false",
-    ):
+    several = environ.get("ALLOW_MULTIPLE_LIBTPU_LOAD", "").lower() not in ("", "0", "false")
+    if several or bounds not in ("", WHOLE_HOST):
         return None
     path = _probe.ROOT / LOCK_FILE
     try:

@@ -138,9 +138,8 @@ def test_lock_of_another_container_is_told_apart(root):
     path = root / host.LOCK_FILE
     path.touch()
     status = path.stat()
-    line = (
-        f"1: POSIX  ADVISORY  WRITE 0 {os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino} 0 EOF"
-    )
+    device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
+    line = f"1: POSIX  ADVISORY  WRITE 0 {device}:{status.st_ino} 0 EOF"
     (root / "proc/locks").unlink()
     (root / "proc/locks").write_text(line + "\n")
     found = host.locked({})

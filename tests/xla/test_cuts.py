@@ -141,13 +141,15 @@ def test_evaluation_cuts_after_each_batch(start, runs):
     assert runs() - before == 3
 
 
-def test_resnet18_trains_as_on_the_cpu(start, compiles, backend):
+@pytest.mark.parametrize(("name", "size"), [("resnet18", 32), ("resnet50", 32)])
+def test_resnet_trains_as_on_the_cpu(start, compiles, backend, name, size):
     """Residual branches begin at zero, as in the recipe: else fp32 itself is 5e-3 from fp64 after three such steps."""
-    images = [torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(i)) for i in range(3)]
+    images = [torch.randn(8, 3, size, size, generator=torch.Generator().manual_seed(i)) for i in range(3)]
     batches = [(x, torch.arange(8)) for x in images]
     torch.manual_seed(0)
-    expected = models.resnet18(10, zero_init_residual=True)
-    model = models.resnet18(10)
+    make = getattr(models, name)
+    expected = make(10, zero_init_residual=True)
+    model = make(10)
     model.load_state_dict(expected.state_dict())
     plain = sgd(expected, 0.01, momentum=0.9)
     for x, y in batches:
