@@ -1,4 +1,4 @@
-"""Tests of what only Ascend NPUs do; they run on the emulated CANN: `accel emulate npu -- pytest --backend npu tests/npu`."""
+"""Tests of what only Ascend NPUs do; they run on emulated ones, under `accel emulate npu`."""
 
 from __future__ import annotations
 

@@ -13,18 +13,19 @@ import pytest
 from accel.testing.ranks import outcomes, run_ranks
 
 
-def _join(timeout: float = 60.0) -> tuple[Any, Any, int, int, str]:
+def _join(timeout: float = 60.0) -> tuple[Any, Any, int, str]:
     import torch
     import torch.distributed as dist
 
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.npu.set_device(rank)
     dist.init_process_group("hccl", rank=rank, world_size=size, timeout=timedelta(seconds=timeout))
-    return torch, dist, rank, size, f"npu:{rank}"
+    return torch, dist, rank, f"npu:{rank}"
 
 
 def _collectives() -> dict[str, Any]:
-    torch, dist, rank, size, device = _join()
+    torch, dist, rank, device = _join()
+    size = dist.get_world_size()
     found: dict[str, Any] = {}
     for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int8):
         x = torch.full((1000,), rank + 1, dtype=dtype, device="cpu").to(device)
@@ -109,7 +110,7 @@ def test_every_collective_gives_what_its_definition_says(size: int) -> None:
 
 
 def _refused() -> list[str]:
-    torch, dist, rank, size, device = _join()
+    torch, dist, _, device = _join()
     messages = []
     for dtype, op in (
         (torch.float64, dist.ReduceOp.SUM),
@@ -133,7 +134,7 @@ def test_reductions_that_a_910b_has_not_are_refused() -> None:
 
 def _silent() -> tuple[float, str]:
     """Rank 0 reduces alone; rank 1 is there and says nothing."""
-    torch, dist, rank, size, device = _join()
+    torch, dist, rank, device = _join()
     dist.all_reduce(torch.ones(1).to(device))  # both have a communicator
     torch.npu.synchronize()
     started = time.monotonic()
@@ -158,7 +159,7 @@ def test_a_rank_that_says_nothing_ends_the_others_wait_with_hccls_own_error() ->
 
 
 def _killed() -> str:
-    torch, dist, rank, size, device = _join()
+    torch, dist, rank, device = _join()
     dist.all_reduce(torch.ones(1).to(device))
     torch.npu.synchronize()
     if rank == 1:
@@ -181,7 +182,7 @@ def test_a_rank_that_dies_is_noticed_and_named() -> None:
 
 
 def _alone() -> str:
-    torch, dist, rank, size, device = _join()
+    torch, dist, rank, device = _join()
     if rank == 1:
         time.sleep(8)
         return ""

@@ -101,11 +101,12 @@ def test_entry_points_that_nothing_emulates_say_so() -> None:
 def test_what_a_910b_refuses_is_refused() -> None:
     import torch
 
-    half = torch.ones(2, 2, dtype=torch.float64, device="npu")
+    def product(dtype: torch.dtype) -> None:
+        square = torch.ones(2, 2, dtype=dtype, device="npu")
+        torch.mm(square, square)
+        torch.npu.synchronize()
+
     with pytest.raises(RuntimeError, match="not implemented for Double, should be in dtype support list"):
-        torch.mm(half, half)
-        torch.npu.synchronize()
-    integers = torch.ones(2, 2, dtype=torch.int32, device="npu")
+        product(torch.float64)
     with pytest.raises(RuntimeError, match="not implemented for Int"):
-        torch.mm(integers, integers)
-        torch.npu.synchronize()
+        product(torch.int32)
