@@ -39,6 +39,8 @@ class Lane:
     extras: tuple[str, ...]  # of the distribution
     groups: tuple[str, ...]  # of pinned development tools
     bare: tuple[str, ...] = ()  # installed without their dependencies, instead of `torch`; a group gives what they need
+    vendor: tuple[str, ...] = ()  # packages installed after torch
+    through: tuple[str, ...] = ()  # arguments to python before everything that runs in the lane, such as an emulator
     env: dict[str, str] = field(default_factory=dict)  # of everything that runs in the lane
     tests: tuple[str, ...] = ()  # what pytest is given; nothing: all tests
     within: str = ""  # the lane whose environment this one uses, instead of one of its own
@@ -50,7 +52,10 @@ class Lane:
 AOT_PYTHON = ROOT / ".venvs" / "aot" / "bin" / "python"  # it has the TPU compiler
 TRAINED = ("--data", "digits", "--epochs", "5", "--evaluate")
 # What a client without optimization does in minutes. Its speed says nothing; its losses are set beside the CPU's.
-PARITY = ("--data", "digits", "--model", "resnet18", "--warmup", "4", "--steps", "8", "--repeats", "1")
+PARITY = (
+    *("--data", "digits", "--model", "resnet18", "--batch", "16"),
+    *("--warmup", "4", "--steps", "6", "--repeats", "1"),
+)
 
 LANES = {
     "cpu": Lane(
@@ -98,6 +103,17 @@ LANES = {
         },
         tests=("tests/tpu",),
     ),
+    # The released torch_npu on an emulated CANN, which is compiled on first use; it takes a CPU build of torch only.
+    "npu": Lane(
+        torch=("torch==2.13.0+cpu", "torch==2.13.0"),
+        vendor=("torch_npu==2.13.0",),
+        extras=("report", "vision"),
+        groups=("test",),
+        through=("-m", "accel", "emulate", "npu", "--"),
+        env={"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},  # plain `import torch` works outside the emulator too
+        tests=("tests/contract/test_contract.py", "tests/npu"),
+        compared=(PARITY,),
+    ),
 }
 CHECKS = ("lint", "docs")  # what `make test` runs beside the lanes
 
@@ -126,7 +142,7 @@ def environment(session: nox.Session, lane: str) -> None:
     constraint = home / "torch.txt"  # keeps other packages from replacing this build of torch
     constraint.write_text(torch + "\n")
     project = f".[{','.join(LANES[lane].extras)}]"
-    session.install("--constraint", str(constraint), "--editable", project, *tools)
+    session.install("--constraint", str(constraint), "--editable", project, *LANES[lane].vendor, *tools)
     stamp.write_text(digest)
 
 
@@ -167,6 +183,8 @@ def choose(session: nox.Session, requirements: tuple[str, ...]) -> str:
 def run(session: nox.Session, lane: str, *arguments: str, **env: str) -> None:
     """Run `python ARGUMENTS` in a lane's environment, from the repository root, on the lane's backend."""
     python = str(ROOT / ".venvs" / (LANES[lane].within or lane) / "bin" / "python")
+    if LANES[lane].through:
+        arguments = (*LANES[lane].through, python, *arguments)
     session.run(python, *arguments, env={"ACCEL_BACKEND": lane, **LANES[lane].env, **env}, external=True)
 
 

@@ -33,7 +33,7 @@ ADVICE = (
 class Cuts:
     """Cuts the graph of one session's lazy device and counts what was compiled at its windows' ends."""
 
-    def __init__(self, device: Device, run: Callable[[], None], alone: bool) -> None:
+    def __init__(self, device: Device, run: Callable[[], object], alone: bool) -> None:
         self._device = device
         self._run = run  # cuts and runs the graph of a window's end, which all ranks run together
         self._windows = 0
@@ -87,6 +87,10 @@ class Cuts:
     def stop(self) -> None:
         """The session ends."""
         self._tracer.stop()
+
+    def divert(self, run: Callable[[], None]) -> None:
+        """Give the graph of each window's end to `run` from now on, instead of running it."""
+        self._run = run
 
     def inside(self) -> None:
         """Cut after a micro-batch that does not end its window."""

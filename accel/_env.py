@@ -23,6 +23,16 @@ SETTINGS = {
     "ACCEL_NUM_THREADS": "CPU threads of each process; default: cores // local world size",
     "ACCEL_AOT_PYTHON": "Python with jax and libtpu, for compilation ahead of time; default: the one that runs",
     "ACCEL_LOG_LEVEL": "level of the `accel` logger: DEBUG, INFO, WARNING (default) or ERROR",
+    # Of `accel emulate npu`, which sets most of them; the emulated libraries read them.
+    "ACCEL_EMULATE_NPU_CACHE": "folder that the compiled emulator is kept in",
+    "ACCEL_EMULATE_NPU_LIBRARIES": "folder of the emulated libraries in use; set: this process has emulated NPUs",
+    "ACCEL_EMULATE_NPU_DEVICES": "NPUs that are emulated",
+    "ACCEL_EMULATE_NPU_HBM": "bytes of memory of each emulated NPU, for each process",
+    "ACCEL_EMULATE_NPU_MODE": "immediate, or threaded: a stream has a thread",
+    "ACCEL_EMULATE_NPU_JITTER": "longest random pause before a task, in microseconds, in threaded mode",
+    "ACCEL_EMULATE_NPU_CANN": "version of CANN that the emulator gives itself out as",
+    "ACCEL_EMULATE_NPU_TRACE": "what is traced on standard error: runtime, ops, hccl, fallback, applog",
+    "ACCEL_EMULATE_NPU_FALLBACKS": "file that names each operator which runs on the CPU instead",
 }
 
 _written: dict[str, str] = {}

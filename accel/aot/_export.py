@@ -91,13 +91,18 @@ def _recorded(session: Session, build: Build, replicas: int) -> Program:
             hooks.append(optimizer.register_step_pre_hook(lambda o, *_: graph.average(_gradients(o), replicas)))
     device.flush()
     texts: list[str] = []
-    # The session cuts through this object; the instance's own attribute is found before the method of its class.
-    vars(device)["flush"] = lambda: texts.append(graph.recorded())
+
+    def capture() -> None:
+        texts.append(graph.recorded())
+
+    assert session._cuts is not None
+    session._cuts.divert(capture)
+    vars(device)["flush"] = capture  # a step that flushes by itself: found before the method of the class
     try:
         with _NoReads(device):
             step(*batch)
         if not texts:  # the step ends without a cut, such as one that calls the optimizer itself
-            device.flush()
+            capture()
         texts = [program for text in texts if (program := as_run(text))]
         if not texts:
             raise ExportError(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from accel import __version__
+from accel.chips import Recognition, recognise
 from accel.records import Figure, Hardware, Label, Numerics
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ class Environment(NamedTuple):
     """The parts of a record that describe the machine."""
 
     hardware: Hardware
+    recognition: Recognition  # of the chip, in accel's table
     versions: dict[str, str]
     numerics: Numerics
     peak_allocated: Figure
@@ -53,6 +55,7 @@ def gather(session: Session, conditions: dict[str, str]) -> Environment:
             hosts=Figure(len({rank["host"] for rank in ranks}), "hosts"),
             details=dict(properties.extra),
         ),
+        recognition=_recognition(properties.name, properties.total_memory, chips),
         versions={
             "accel": __version__,
             "torch": torch.__version__,
@@ -65,6 +68,12 @@ def gather(session: Session, conditions: dict[str, str]) -> Environment:
         peak_reserved=reserved,
         warnings=warnings,
     )
+
+
+def _recognition(name: str | None, memory: int | None, chips: list[str]) -> Recognition:
+    if len(chips) > 1:
+        return Recognition(None, f"ranks ran on different chips: {', '.join(chips)}")
+    return recognise(name, memory)
 
 
 def counted(session: Session, before: Mapping[str, int]) -> dict[str, Figure]:

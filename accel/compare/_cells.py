@@ -34,6 +34,7 @@ def columns(entry: Entry, baseline: Entry) -> dict[str, Cell]:
         "repeats": _repeats(record),
         "per device": cell(record, results.throughput_per_device),
         f"vs {baseline.tag}": _ratio(entry),
+        "MFU": _utilisation(record),
         "step time": cell(record, results.step_time),
         "p10 to p90": _spread(record),
         "loss": _loss(record),
@@ -90,6 +91,17 @@ def number(value: float) -> str:
     if value and not 1e-3 <= abs(value) < 1e9:
         return f"{value:.3g}"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _utilisation(record: Record) -> Cell:
+    """Model FLOPs utilisation with its denominator."""
+    used = record.efficiency
+    if used is None:
+        return Cell("-", why="the work of the step was not counted")
+    if used.mfu.value is None or used.peak.value is None:
+        return Cell("-", why=used.mfu.reason)
+    peak = f"{used.peak.value / 1e12:,.4g} TFLOP/s"
+    return Cell(f"{used.mfu.value:.1%} of {peak} dense {used.arithmetic.value}", record.origin_of(used.mfu))
 
 
 def _repeats(record: Record) -> Cell:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from accel.compare._parity import Parity, parities
+from accel.published import Run
 from accel.records import Figure, Record
 
 
@@ -59,6 +60,7 @@ class Report:
     groups: list[Group]
     differences: list[Difference]
     parity: list[Parity]  # of the loss curves, across origins
+    published: tuple[Run, ...] = ()  # laid beside, see `with_published`
 
     @property
     def entries(self) -> list[Entry]:

@@ -68,12 +68,13 @@ class VisionTransformer(nn.Module):
         self.conv_proj = nn.Conv2d(3, width, kernel_size=patch, stride=patch)
         self.class_token = nn.Parameter(torch.zeros(1, 1, width))
         self.encoder = Encoder((size // patch) ** 2 + 1, depth, heads, width, hidden)
-        self.heads = nn.Sequential(OrderedDict(head=nn.Linear(width, num_classes)))
+        head = nn.Linear(width, num_classes)
+        self.heads = nn.Sequential(OrderedDict(head=head))
         nn.init.trunc_normal_(self.conv_proj.weight, std=math.sqrt(1 / (3 * patch * patch)))
         if self.conv_proj.bias is not None:
             nn.init.zeros_(self.conv_proj.bias)
-        nn.init.zeros_(self.heads.head.weight)
-        nn.init.zeros_(self.heads.head.bias)
+        nn.init.zeros_(head.weight)
+        nn.init.zeros_(head.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if tuple(x.shape[-2:]) != (self.size, self.size):

@@ -28,6 +28,7 @@ LINK_SHARE = 0.775
 MEASURED_BUS = "all-reduce bus bandwidth of 8 chips, measured"
 MOST_DEVICES = 8  # the table has links inside a node only
 
+_SMALL = (2, 4)  # images; BatchNorm needs more than one
 _TRACED = {"fp32": "fp32", "tf32": "fp32", "bf16": "fp16", "fp16": "fp16"}  # what decides the bytes
 
 
@@ -56,7 +57,9 @@ class Prediction(NamedTuple):
         return sum(self)
 
 
-class _Costs(NamedTuple):
+class Costs(NamedTuple):
+    """FLOPs, element operations and bytes by operation, which of them are backward's, and trainable parameters."""
+
     flops: NDArray[np.float64]
     elements: NDArray[np.float64]
     bytes: NDArray[np.float64]
@@ -64,12 +67,20 @@ class _Costs(NamedTuple):
     parameters: int
 
 
+def costs(model: str, traced: str, batch: int, size: int) -> Costs:
+    """Costs of a step by operation: each is a constant and a share for each image, so two small traces give any."""
+    low, high = (_traced(model, traced, images, size) for images in _SMALL)
+    share = (batch - _SMALL[0]) / (_SMALL[1] - _SMALL[0])
+    columns = [a + share * (b - a) for a, b in zip(low[:3], high[:3], strict=True)]
+    return Costs(columns[0], columns[1], columns[2], low.backward, low.parameters)
+
+
 @cache
-def _costs(model: str, traced: str, batch: int, size: int) -> _Costs:
+def _traced(model: str, traced: str, batch: int, size: int) -> Costs:
     step = work.trace(getattr(models, model), batch=batch, size=size, precision=traced)
     columns = np.array([(one.flops, one.elements, one.bytes) for one in step.operations], dtype=np.float64).T
     backward = np.array([one.phase == "backward" for one in step.operations])
-    return _Costs(columns[0], columns[1], columns[2], backward, step.parameters)
+    return Costs(columns[0], columns[1], columns[2], backward, step.parameters)
 
 
 def step(
@@ -86,16 +97,16 @@ def step(
     calibrations in whose terms it is. Raises `ArgumentError` for what the chip table does not know.
     """
     peak, bandwidth = needed(chip, precision)
-    costs = _costs(model, _TRACED[precision], batch, size)
-    matrix = costs.flops / (peak * parameters.matrix)
-    memory = costs.bytes / (bandwidth * parameters.memory)
+    cost = costs(model, _TRACED[precision], batch, size)
+    matrix = cost.flops / (peak * parameters.matrix)
+    memory = cost.bytes / (bandwidth * parameters.memory)
     rate = _vector(chip)
-    vector = costs.elements / rate if rate else np.zeros_like(matrix)
+    vector = cost.elements / rate if rate else np.zeros_like(matrix)
     longest = np.maximum(np.maximum(matrix, vector), memory)
     of_matrix = longest[longest == matrix].sum()
     of_vector = longest[(longest == vector) & (longest > matrix)].sum()
-    hidden = float(longest[costs.backward].sum())
-    exposed = _exposed(chip, costs.parameters * GRADIENT_BYTES, devices, hidden) if exchange else 0.0
+    hidden = float(longest[cost.backward].sum())
+    exposed = _exposed(chip, cost.parameters * GRADIENT_BYTES, devices, hidden) if exchange else 0.0
     return Prediction(
         matrix=float(of_matrix),
         vector=float(of_vector),

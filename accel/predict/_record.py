@@ -18,8 +18,8 @@ def record(forecast: Forecast, command: str) -> records.Record:
     devices, batch = forecast.devices, forecast.batch
     calibration, step = forecast.calibration, forecast.step
     basis = (
-        f"predicted from the calibration {calibration.set!r} ({calibration.about}); on chips left out of it the error is "
-        f"{forecast.median:.0%} in the median and {forecast.worst:.0%} at worst"
+        f"predicted from the calibration {calibration.set!r} ({calibration.about}); on chips left out of it the error "
+        f"is {forecast.median:.0%} in the median and {forecast.worst:.0%} at worst"
     )
     return records.Record(
         id=f"{forecast.model}-{forecast.chip.name}-{forecast.precision}-predicted-{made:%Y%m%dT%H%M%SZ}-{uuid4().hex[:6]}",
@@ -72,6 +72,8 @@ def record(forecast: Forecast, command: str) -> records.Record:
             accuracy=_unknown("fraction"),
             peak_allocated=_unknown("bytes"),
             peak_reserved=_unknown("bytes"),
+            compiles=_unknown("graphs"),
+            fallbacks=_unknown("operations"),
         ),
         sources=tuple(dict.fromkeys(run.source for run in calibration.runs)),
         warnings=(basis, *forecast.notes),

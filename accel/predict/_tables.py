@@ -29,7 +29,7 @@ def _table(name: str, about: str, precision: str) -> list[str]:
         f"**{statistics.median(errors):.1%}**, worst **{max(errors):.1%}**."
     )
     return [
-        f"### `{name}`, {_NAMES[precision]}",
+        f"#### `{name}`, {_NAMES[precision]}",
         "",
         fitted,
         "",

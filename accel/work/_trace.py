@@ -86,9 +86,11 @@ def trace(
         raise ArgumentError(f"precision is {precision!r}; expected one of {', '.join(_CASTS)}")
     cast = _CASTS[precision]
     counter = _Counter()
+    with torch.device("meta"):  # initialisation may read values back, which a fake tensor has not
+        net = model(classes)
     # Unfused attention: on a CPU torch's flop counter does not know the fused kernel (torch 2.13).
     with FakeTensorMode(allow_non_fake_inputs=True), sdpa_kernel(SDPBackend.MATH):
-        net = model(classes)
+        net.to_empty(device="cpu")
         images, labels = torch.empty(batch, 3, size, size), torch.zeros(batch, dtype=torch.int64)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4, foreach=True)
         for parameter in net.parameters():  # a first step, uncounted, makes the momentum

@@ -120,6 +120,12 @@ class CudaNumerics(Numerics):
     def autocast_dtype(self, policy: str) -> torch.dtype | None:
         return AUTOCAST[policy]
 
+    def arithmetic(self) -> str | None:
+        if self._capability < (8, 0):
+            return "fp32"  # TF32 units came with compute capability 8.0; the switches are read, and change nothing
+        used = {torch.backends.cuda.matmul.fp32_precision, _cudnn.conv.fp32_precision}
+        return {"ieee": "fp32", "tf32": "tf32"}.get(used.pop()) if len(used) == 1 else None
+
     def channels_last(self, policy: str) -> bool:
         # Tensor cores take channels_last; cuDNN's fp32 kernels are made for the other layout, and slower in this one.
         return policy != "fp32" and self._capability >= TENSOR_CORES

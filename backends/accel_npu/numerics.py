@@ -68,6 +68,14 @@ class NpuNumerics(Numerics):
     def autocast_dtype(self, policy: str) -> torch.dtype | None:
         return AUTOCAST[policy]
 
+    def arithmetic(self) -> str | None:
+        cube = torch_npu.npu.matmul.cube_math_type
+        if cube is not None:  # wins over both switches
+            kinds = torch_npu.npu.CubeMathType
+            return {kinds.USE_HF32: "hf32", kinds.KEEP_DTYPE: "fp32"}.get(cube)
+        matmul, conv = torch_npu.npu.matmul.allow_hf32, torch_npu.npu.conv.allow_hf32
+        return None if matmul != conv else "hf32" if matmul else "fp32"
+
 
 def saturating() -> str:
     """Why fp16 is refused in saturation mode, with the variables as they are."""

@@ -49,3 +49,6 @@ class TpuNumerics(Numerics):
 
     def autocast_dtype(self, policy: str) -> torch.dtype | None:
         return AUTOCAST[policy]
+
+    def arithmetic(self) -> str | None:
+        return {"highest": "fp32", "medium": "bf16"}.get(torch.get_float32_matmul_precision())

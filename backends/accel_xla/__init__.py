@@ -48,9 +48,11 @@ class XlaSpec:
         # torch_xla left alone takes its CPU client where it finds no libtpu: the choice made here is written down.
         spmd = _env.switch("ACCEL_XLA_SPMD")
         self._set_variables()
+        from accel.recompute import register_replayer
         from accel_xla.device import XlaDevice
         from accel_xla.memory import XlaMemory
         from accel_xla.numerics import XlaNumerics
+        from accel_xla.recompute import XlaReplayer
         from accel_xla.table import capabilities
         from accel_xla.transport import XlaTransport
 
@@ -59,6 +61,7 @@ class XlaSpec:
             from accel_xla.spmd import SpmdDevice
 
             device = SpmdDevice()
+        register_replayer(device.type, XlaReplayer())
         transport = XlaTransport(device)
         return BackendParts(device, transport, XlaNumerics(), XlaMemory(device), capabilities(transport, _client()))
 

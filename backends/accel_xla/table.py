@@ -30,9 +30,7 @@ def capabilities(transport: Transport, client: str) -> CapabilityTable:
         "memory.pinned": unsupported("torch_xla has no pinned memory; PJRT stages its own transfers"),
         "train.fused_optimizer": unsupported("torch's fused optimizers know no XLA tensors; the graph fuses the step"),
         "train.graphs": unsupported("each step is one graph already"),
-        "train.checkpoint": unsupported(
-            "torch's checkpoint replays dropout through a device module, which torch_xla lacks"
-        ),
+        "train.checkpoint": native("recomputed behind a barrier in the same graph; buffers are written once"),
         "prepare.channels_last": emulated("accepted and without effect: XLA chooses layouts itself"),
         "prepare.compile": unsupported("each step is compiled as one graph already; torch.compile would cut it"),
         "prepare.sync_batchnorm": unsupported("torch's SyncBatchNorm takes CUDA tensors only"),

@@ -9,6 +9,7 @@ differ by rank, which hang.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -57,8 +58,8 @@ class XlaTransport(Transport):
     native_reductions: Mapping[str, frozenset[torch.dtype]] = {
         "sum": _INTEGERS | _SUMMED,
         "product": _INTEGERS | _SUMMED,
-        "min": _INTEGERS,
-        "max": _INTEGERS,
+        "min": _INTEGERS | _SUMMED,
+        "max": _INTEGERS | _SUMMED,
         "mean": frozenset(),  # torch_xla's AVG raises (2.9)
     }
 
@@ -110,7 +111,8 @@ class XlaTransport(Transport):
 
     def all_reduce(self, tensors: Sequence[torch.Tensor], op: str, group: Any) -> Handle:
         with self._graph():
-            xm.all_reduce(_XLA_OPS[op], list(tensors), pin_layout=False)
+            for tensor, wire in zip(tensors, _reduced(op, tensors), strict=True):
+                tensor.copy_(wire)
         return Recorded()
 
     def all_gather(self, out: torch.Tensor, tensor: torch.Tensor, group: Any) -> Handle:
@@ -120,9 +122,12 @@ class XlaTransport(Transport):
 
     def reduce_scatter(self, out: torch.Tensor, tensor: torch.Tensor, op: str, group: Any) -> Handle:
         with self._graph():
-            kind, size = _XLA_OPS[op], self._world_size
-            mine = xm.reduce_scatter(kind, tensor, scale=1.0, scatter_dim=0, shard_count=size, pin_layout=False)
-            out.copy_(mine.squeeze(0))
+            if op in ("min", "max") and tensor.is_floating_point():
+                out.copy_(self._row(_reduced(op, [tensor])[0]))
+            else:
+                kind, size = _XLA_OPS[op], self._world_size
+                mine = xm.reduce_scatter(kind, tensor, scale=1.0, scatter_dim=0, shard_count=size, pin_layout=False)
+                out.copy_(mine.squeeze(0))
         return Recorded()
 
     def broadcast(self, tensor: torch.Tensor, src: int, group: Any) -> Handle:
@@ -144,6 +149,10 @@ class XlaTransport(Transport):
         with self._graph():
             out.copy_(xm.all_to_all(tensor, 0, 0, self._world_size, pin_layout=False))
         return Recorded()
+
+    def _row(self, rows: torch.Tensor) -> torch.Tensor:
+        """This rank's row, by an index that is data: as a number it would make a program of its own on each rank."""
+        return rows.index_select(0, torch.tensor([self._rank]).to(self._device)).squeeze(0)
 
     def send(self, tensor: torch.Tensor, dst: int, group: Any) -> Handle:
         raise UnsupportedError(f"send is unsupported on backend 'xla': {ALONE}")
@@ -171,9 +180,11 @@ class XlaTransport(Transport):
         if self._meeting is None:
             self._flush()
             return
-        self._meeting.wait(self._rank, self._timeout)
-        with _replicas.cutting:
-            self._flush()
+        # sync() drops the token that orders collectives, and with it inputs of the program that it has just started,
+        # which blocks before the other replicas have started theirs (see _replicas): kept until they have.
+        token = xm._get_all_reduce_token()
+        self._meeting.run(self._rank, self._timeout, self._flush)
+        del token
 
     def abort(self) -> None:
         if self._meeting is not None:
@@ -193,3 +204,20 @@ class XlaTransport(Transport):
         self._flush()
         yield
         self.cut()
+
+
+def _reduced(op: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """New tensors that hold the reduction of `tensors` over all ranks; a NaN on any rank reaches every rank.
+
+    torch_xla's form that writes in place misses a transposed view (2.9), and CPU's min and max drop a NaN.
+    """
+    if op not in ("min", "max") or not tensors[0].is_floating_point():
+        wires = [tensor.clone() for tensor in tensors]
+        xm.all_reduce(_XLA_OPS[op], wires, pin_layout=False)
+        return wires
+    nothing = math.inf if op == "min" else -math.inf
+    wires = [torch.where(tensor.isnan(), torch.full_like(tensor, nothing), tensor) for tensor in tensors]
+    missing = [tensor.isnan().to(tensor.dtype) for tensor in tensors]
+    xm.all_reduce(_XLA_OPS[op], wires, pin_layout=False)
+    xm.all_reduce(xm.REDUCE_MAX, missing, pin_layout=False)
+    return [torch.where(m > 0, torch.full_like(w, math.nan), w) for w, m in zip(wires, missing, strict=True)]

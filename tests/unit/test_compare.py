@@ -373,3 +373,28 @@ def test_losses_without_common_steps_or_seed_are_not_compared(changes: dict[str,
     report = compare([record("one"), record("two", **changes)])
     assert report.parity == []
     assert "Loss parity" not in markdown_text(report)
+
+
+def test_published_figures_stand_apart_with_their_sources(tmp_path: Path) -> None:
+    report = comparing.with_published(compare([Record.from_plain(plain("mine"))]))
+    assert len(report.groups) == 1 and all(entry.record.origin == "measured" for entry in report.entries)
+    assert {"H100-SXM5", "A100-SXM4-80GB", "Ascend-910A", "TPU-v4"} <= {run.chip for run in report.published}
+    rows = list(csv.DictReader(io.StringIO(csv_text(report))))
+    beside = [row for row in rows if row["group"] == "published"]
+    assert len(beside) == len(report.published) == len(rows) - 1
+    for row in beside:
+        assert row["throughput origin"] == "published" and row["source"] and row["ratio to baseline"] == ""
+    markdown = markdown_text(report)
+    assert "Published by others, not measured by accel" in markdown and "lambdal/deeplearning-benchmark" in markdown
+    console = Console(width=120, file=io.StringIO(), record=True)
+    print_report(report, console)
+    shown = " ".join(console.export_text().split())
+    assert "publ: published by others" in shown and "no ratio leads from one to the other" in shown
+    page = write_html(report, tmp_path / "page.html").read_text()
+    assert "Show the published runs" in page and "mlcommons/training_results_v3.1" in page
+
+
+def test_published_figures_of_a_model_without_any_are_refused() -> None:
+    other = compare([Record.from_plain(plain("mine", workload__model="resnet18"))])
+    with pytest.raises(ArgumentError, match="model is 'resnet18'; there are published runs of resnet50 only"):
+        comparing.with_published(other)

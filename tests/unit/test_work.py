@@ -72,7 +72,7 @@ def test_bytes_of_a_step_are_counted_by_operation() -> None:
 
 def test_a_16_bit_step_does_the_same_products_and_moves_fewer_bytes() -> None:
     def traced(precision: str) -> work.Tally:
-        return work.trace(models.resnet18, batch=8, size=64, precision=precision).tally()
+        return work.trace(models.resnet18, batch=64, size=64, precision=precision).tally()
 
     full, half = traced("fp32"), traced("bf16")
     assert half.flops == full.flops

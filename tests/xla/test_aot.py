@@ -116,9 +116,6 @@ def test_a_step_that_waits_for_the_device_is_refused_with_its_line(fault, line, 
 
 
 def test_a_step_that_records_nothing_is_refused():
-    def build(session):
-        session.prepare(mlp(), sgd(mlp()))
-
     with pytest.raises(ArgumentError, match=r"build\(session\) returned NoneType; expected \(step, batch\)"):
         aot.export(lambda session: None)
 
@@ -232,5 +229,6 @@ def test_the_benchmarks_step_makes_a_record(tmp_path):
     assert record.workload.parameters.value == 11_689_512
     assert record.results.throughput.value is None
     images = 8 * 3 * 2 * 37e6  # multiply-adds of a forward at 32 px; backward takes twice as many
-    assert 0.8 * images < record.prediction.flops.value < 1.6 * images
+    # The compiler does not count products with padding, which at 1 x 1 and 2 x 2 px are most of a convolution's.
+    assert 0.5 * images < record.prediction.flops.value < 1.2 * images
     assert record.prediction.arguments.value > 2 * 4 * 11_689_512

@@ -85,7 +85,7 @@ def build(packages: Packages, *, rebuild: bool = False) -> Path:
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with _alone(folder.with_suffix(".lock")):
+        with _alone(folder.parent / f"{folder.name}.lock"):
             if folder.is_dir() and not rebuild:  # another process has made it meanwhile
                 return folder
             _make(folder, packages, chosen)

@@ -55,7 +55,7 @@ def check(torch: str, torch_npu: str, torch_folder: Path) -> None:
     carried = carries(torch_folder)
     if carried is not None:
         raise BackendError(
-            f"torch {torch} is a {carried} build, beside which torch_npu {torch_npu} fails or ends the process; install "
+            f"torch {torch} is a {carried} build, with which torch_npu {torch_npu} fails or ends the process: install "
             f"the CPU build, `torch=={torch.partition('+')[0]}+cpu` from PyTorch's index of CPU wheels (on x86-64 pip "
             "alone brings the CUDA build)"
         )

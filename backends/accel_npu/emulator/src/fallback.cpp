@@ -101,8 +101,9 @@ extern "C" __attribute__((visibility("default"))) void accel_emulator_install_fa
     auto op = dispatcher.findSchema(name);
     if (!op || returns_view(op->schema()) || !takes_tensor(op->schema())) continue;
     bool registered = op->hasKernelForDispatchKey(NPU);
-    if (!registered && composite(*op)) continue;
-    if (!registered && !op->hasKernelForDispatchKey(c10::DispatchKey::CPU)) continue;
+    bool on_cpu = op->hasKernelForDispatchKey(c10::DispatchKey::CPU);
+    // What is put together of other operators falls back in these; what has no CPU kernel cannot fall back.
+    if (registered ? !on_cpu && !composite(*op) : !on_cpu || composite(*op)) continue;
     if (!registered && !vendor_fallback) vendor_fallback = op->getComputedKernelForDispatchKey(NPU);
     std::string base = full_name(name);
     if (registered && (kept.count(base) || kept.count(base.substr(0, base.find('.')) + ".*"))) continue;

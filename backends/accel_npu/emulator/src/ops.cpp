@@ -191,7 +191,7 @@ EMU_API aclFloatArray* aclCreateFloatArray(const float* values, uint64_t count) 
   return new aclFloatArray{Kind::floats, {values, values + count}};
 }
 EMU_API aclBoolArray* aclCreateBoolArray(const bool* values, uint64_t count) {
-  return new aclBoolArray{Kind::bools, {values, values + count}};
+  return new aclBoolArray{Kind::bools, std::vector<bool>(values, values + count)};  // braces would make two bools
 }
 EMU_API aclTensorList* aclCreateTensorList(const aclTensor* const* values, uint64_t count) {
   return new aclTensorList{Kind::tensors, {values, values + count}};
