@@ -158,10 +158,15 @@ def test_a_wheel_is_read_for_what_it_needs_of_cann(tmp_path: Path) -> None:
     )
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("torch_npu/lib/libtorch_npu.so", library + b"\0aclnnAdd\0aclnnAddGetWorkspaceSize\0aclnnNew\0")
-        archive.writestr("torch_npu/lib/other.so", elf(("aclOwn", False)))
+        archive.writestr("torch_npu/lib/other.so", elf(("aclOwn", False)) + b"\0HcclSend\0HcclSendFailed\0")
+        archive.writestr("torch_npu/part/unused.so", elf(("aclUnused", False)))
+        archive.writestr(
+            "torch_npu/include/third_party/hccl/inc/hccl/hccl.h", "extern HcclResult HcclSend(void* data);"
+        )
     needs = symbols.needs_of(wheel)
     assert needs.version == "9.9.0"
     assert needs.linked == {"aclrtMalloc", "HcclSend", "rtKernelLaunch"}
+    assert needs.collectives == {"HcclSend"}
     assert needs.operators == {"aclnnAdd", "aclnnNew"}
 
 

@@ -1,7 +1,7 @@
 """What a torch_npu wheel asks of CANN, compared with what the emulator gives; wheels are read, never installed.
 
-Two kinds of need: names that the dynamic linker must find, without which torch_npu does not load; and names of
-operators that torch_npu looks up when it runs them, without which that operator falls back or is refused.
+Two kinds of need: names that the dynamic linker must find, without which torch_npu does not load; and names that it
+looks up when it runs: functions of HCCL, and operators, without which that operator falls back or is refused.
 """
 
 from __future__ import annotations
@@ -21,15 +21,21 @@ from accel_npu.emulator import operators
 
 # C interfaces of CANN by prefix: runtime, collectives, profiling, the runtime below ACL, graph engine.
 _CANN = re.compile(r"(?:acl|Hccl|Msprof|rt[A-Z]|hccl|_ZNK?2ge|_ZN4hccl|ge[A-Z]|mstx|adx)")
+_COLLECTIVE = re.compile(rb"\0(Hccl[A-Z]\w+)(?=\0)")
+_DECLARED = re.compile(r"\b(Hccl[A-Z]\w+)\s*\(")
+_HEADER = "torch_npu/include/third_party/hccl/inc/hccl/hccl.h"
 _OPERATOR = re.compile(rb"\0(aclnn[A-Z]\w*?)(?:GetWorkspaceSize)?(?=\0)")
+# What `import torch_npu` loads. Libraries of its sub-packages, such as the graph compiler's, load when they are used.
+_LOADED = re.compile(r"torch_npu/(?:lib/)?[^/]+\.so")
 
 
 @dataclass(frozen=True)
 class Needs:
-    """Of one wheel: its version, names to link, and operators looked up at run time."""
+    """Of one wheel: its version, names to link, and functions of HCCL and operators looked up at run time."""
 
     version: str
     linked: frozenset[str]
+    collectives: frozenset[str]
     operators: frozenset[str]
 
 
@@ -45,6 +51,11 @@ def report(libraries: Path, targets: list[str]) -> int:
             missing = sorted(needs.linked - given)
             print(f"torch_npu {needs.version}: {len(needs.linked)} CANN symbols to link, {len(missing)} lacking")  # noqa: T201
             print(*(f"  {name}" for name in missing), sep="\n", end="\n" if missing else "")  # noqa: T201
+            unknown = sorted(needs.collectives - given)
+            print(  # noqa: T201
+                f"torch_npu {needs.version}: {len(needs.collectives)} functions of HCCL looked up at run time, "
+                f"lacking: {', '.join(unknown) or 'none'}"
+            )
             emulated = needs.operators & known
             print(  # noqa: T201
                 f"torch_npu {needs.version}: {len(needs.operators)} operators looked up at run time, "
@@ -58,13 +69,14 @@ def needs_of(wheel: Path) -> Needs:
     """What the wheel file asks of CANN. Raises `ArgumentError` when it is not a torch_npu wheel."""
     try:
         with zipfile.ZipFile(wheel) as archive:
-            names = [name for name in archive.namelist() if name.endswith(".so") and name.startswith("torch_npu/")]
+            names = [name for name in archive.namelist() if _LOADED.fullmatch(name)]
             contents = [archive.read(name) for name in names]
+            header = archive.read(_HEADER).decode() if _HEADER in archive.namelist() else ""
     except (OSError, zipfile.BadZipFile) as error:
         raise ArgumentError(f"{str(wheel)!r} cannot be read as a wheel: {error}") from error
     if not contents:
         raise ArgumentError(f"{str(wheel)!r} holds no library of torch_npu")
-    return _needs(wheel.name.split("-")[1] if "-" in wheel.name else wheel.name, contents)
+    return _needs(wheel.name.split("-")[1] if "-" in wheel.name else wheel.name, contents, header)
 
 
 def defined(library: bytes) -> frozenset[str]:
@@ -77,11 +89,14 @@ def undefined(library: bytes) -> frozenset[str]:
     return frozenset(name for name, is_defined in _dynamic_symbols(library) if not is_defined)
 
 
-def _needs(version: str, libraries: list[bytes]) -> Needs:
+def _needs(version: str, libraries: list[bytes], header: str) -> Needs:
     own = frozenset().union(*map(defined, libraries))
     wanted = frozenset().union(*map(undefined, libraries)) - own
     looked_up = {match.decode() for library in libraries for match in _OPERATOR.findall(library)}
-    return Needs(version, frozenset(name for name in wanted if _CANN.match(name)), frozenset(looked_up))
+    # Names of collectives stand in messages too: those that the header declares are functions.
+    named = {match.decode() for library in libraries for match in _COLLECTIVE.findall(library)}
+    linked = frozenset(name for name in wanted if _CANN.match(name))
+    return Needs(version, linked, frozenset(named & set(_DECLARED.findall(header))), frozenset(looked_up))
 
 
 def _read(target: str, scratch: Path) -> Needs:
@@ -104,7 +119,10 @@ def _installed() -> Needs:
     from accel_npu.emulator import packages
 
     pair = packages.find()
-    return _needs(pair.torch_npu, [path.read_bytes() for path in sorted(pair.torch_npu_folder.rglob("*.so"))])
+    folder = pair.torch_npu_folder
+    loaded = [path for path in folder.rglob("*.so") if _LOADED.fullmatch(f"torch_npu/{path.relative_to(folder)}")]
+    header = (folder.parent / _HEADER).read_text()
+    return _needs(pair.torch_npu, [path.read_bytes() for path in sorted(loaded)], header)
 
 
 def _dynamic_symbols(library: bytes) -> Iterator[tuple[str, bool]]:

@@ -41,6 +41,14 @@ void gather_stats(at::Tensor sum, at::Tensor square_sum, at::Tensor count, at::T
   running_var.mul_(1 - momentum).add_(variance * (total / (total - 1)) * momentum);
 }
 
+void gather_deviations(at::Tensor means, at::Tensor invstds, at::Tensor running_mean, at::Tensor running_var,
+                       double momentum, double eps, at::Tensor counts, at::Tensor mean, at::Tensor invstd) {
+  at::Tensor weights = counts.to(at::kFloat).reshape({-1, 1});
+  at::Tensor spread = invstds.to(at::kFloat).pow(-2) - eps + means.to(at::kFloat).pow(2);
+  gather_stats(means.to(at::kFloat) * weights, spread * weights, counts, running_mean, running_var, momentum, eps, mean,
+               invstd);
+}
+
 at::Tensor normalized(at::Tensor input, at::Tensor mean, at::Tensor invstd, at::Tensor weight, at::Tensor bias) {
   at::Tensor value = (input.to(at::kFloat) - per_channel(mean, input)) * per_channel(invstd, input);
   if (weight.defined()) value = value * per_channel(weight, input);

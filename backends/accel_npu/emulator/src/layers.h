@@ -15,6 +15,9 @@ void layer_norm_backward(at::Tensor grad, at::Tensor input, at::IntArrayRef shap
 // SyncBatchNorm; formulas of the operator documents in ops-nn, norm/sync_batch_norm_*.
 void gather_stats(at::Tensor sum, at::Tensor square_sum, at::Tensor count, at::Tensor running_mean,
                   at::Tensor running_var, double momentum, double eps, at::Tensor mean, at::Tensor invstd);
+// The same from each rank's mean and inverse deviation.
+void gather_deviations(at::Tensor means, at::Tensor invstds, at::Tensor running_mean, at::Tensor running_var,
+                       double momentum, double eps, at::Tensor counts, at::Tensor mean, at::Tensor invstd);
 at::Tensor normalized(at::Tensor input, at::Tensor mean, at::Tensor invstd, at::Tensor weight, at::Tensor bias);
 at::Tensor normalized_backward(at::Tensor grad, at::Tensor input, at::Tensor mean, at::Tensor invstd, at::Tensor weight,
                                at::Tensor sum_dy, at::Tensor sum_dy_xmu, at::Tensor count);
