@@ -135,10 +135,11 @@ class Launcher:
             else:
                 self._pending.append(work)
 
-    def missing(self) -> str:
-        """Which ranks give no sign of life, for the end of an error; empty where all do."""
-        absent = self.control.no_sign_of()
-        return f"; no sign of {named(absent)}" if absent else ""
+    def fault(self, error: RuntimeError) -> str | None:
+        """What the fabric's error means, and which ranks give no sign of life; None where it is not the fabric's."""
+        meaning = self.transport.fault(error)
+        absent = self.control.no_sign_of() if meaning is not None else []
+        return f"{meaning}; no sign of {named(absent)}" if absent else meaning
 
     def require_joined(self) -> None:
         if self.control.world_size > 1 and not self.joined:
@@ -163,7 +164,8 @@ class Launcher:
             if self.stuck:
                 self.abort()
             self.joined = False
-            self.transport.destroy()
+            with translated(lambda: f"leaving {self.transport.name} on rank {self.control.rank}", None, self.fault):
+                self.transport.destroy()
 
 
 class CallWatch:
@@ -178,8 +180,7 @@ class CallWatch:
         self._launcher.control.check_abort()
 
     def fault(self, error: RuntimeError) -> str | None:
-        meaning = self._launcher.transport.fault(error)
-        return None if meaning is None else meaning + self._launcher.missing()
+        return self._launcher.fault(error)
 
     def slow(self, left: float) -> None:
         self.check_abort()

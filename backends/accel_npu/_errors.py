@@ -21,7 +21,9 @@ _WAITED = {
     "107020": "task timeout",
     "507046": "stream synchronize timeout",
 }
-_CODE = re.compile(r"\b(107019|107020|507046|EI0002|EI0006)\b")
+# Error codes of a rank whose process ended or whose link broke.
+_LOST = {"507057": "suspect remote error", "EI0013": "lost a rank"}
+_CODE = re.compile(r"\b(107019|107020|507046|507057|EI0002|EI0006|EI0013)\b")
 _OPERATOR = re.compile(r"current working operator name is (\w+)")
 _CONNECTING = ("EI0006", "socket", "CommInit", "GetRootInfo", "Connect")
 
@@ -39,8 +41,11 @@ def fabric_fault(error: RuntimeError) -> str | None:
     else:
         variable = "HCCL_EXEC_TIMEOUT"
     operator = _OPERATOR.search(text)
-    said = f"HCCL error {code[1]} ({_WAITED.get(code[1], 'see the CANN log')})" if code else "HCCL error"
+    known = {**_WAITED, **_LOST}
+    said = f"HCCL error {code[1]} ({known.get(code[1], 'see the CANN log')})" if code else "HCCL error"
     said += f" in {operator[1]}" if operator else ""
+    if code is not None and code[1] in _LOST:
+        return f"{said}: another rank ended, or the link to it broke: {_cause(text)}"
     if variable is None:
         return f"{said}: {_first_line(text)}"
     value = os.environ.get(variable)

@@ -158,9 +158,9 @@ def test_peers_of_a_killed_rank_end_with_an_error_that_names_it() -> None:  # T3
     survivor, killed = outcomes(_killed_peer, 2, timeout=120)
     assert killed.value == -signal.SIGKILL
     assert survivor.kind == "error", survivor
-    assert issubclass(getattr(accel.errors, survivor.value), CollectiveError), survivor.text
+    assert issubclass(getattr(accel.errors, survivor.value, Exception), CollectiveError), survivor.text
+    assert "HCCL error" in survivor.text
     assert "no sign of rank 1" in survivor.text
-    assert "HCCL_EXEC_TIMEOUT" in survivor.text
 
 
 def _alone_on_its_device() -> int:

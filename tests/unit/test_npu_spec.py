@@ -240,6 +240,7 @@ def test_late_error_names_the_operation_and_how_to_find_its_line(monkeypatch):
             "HcclAllGather",
             ["EI0002", "HCCL_EXEC_TIMEOUT"],
         ),
+        ("error code is 507057\nEI0013: lost rank 1", "HcclAllreduce", ["507057", "another rank ended", "lost rank 1"]),
         ("EI0006: Getting socket times out", "HcclBroadcast", ["EI0006", "HCCL_CONNECT_TIMEOUT=120"]),
     ],
 )
