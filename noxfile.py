@@ -14,7 +14,7 @@ import re
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import nox
@@ -156,12 +156,13 @@ def needs(extras: tuple[str, ...]) -> list[str]:
 def inputs(lane: str) -> str:
     """A digest of everything that decides what a lane's environment holds."""
     roots = sorted(path.parent.name for path in ROOT.glob("backends/*/__init__.py"))  # each is mapped by the install
+    kind = LANES[lane]
     parts = [
-        asdict(LANES[lane]),
-        (ROOT / CUDA_STUBS).read_text() if LANES[lane].bare else "",
+        *(kind.torch, kind.extras, kind.bare, kind.vendor),
+        (ROOT / CUDA_STUBS).read_text() if kind.bare else "",
         PROJECT["build-system"],
         PROJECT["project"],
-        PROJECT["dependency-groups"],
+        nox.project.dependency_groups(PROJECT, "pip", *kind.groups),
         roots,
         sys.version,
         str(ROOT),

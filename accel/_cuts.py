@@ -88,7 +88,7 @@ class Cuts:
         """The session ends."""
         self._tracer.stop()
 
-    def divert(self, run: Callable[[], object]) -> None:
+    def divert(self, run: Callable[[], None]) -> None:
         """Give the graph of each window's end to `run` from now on, instead of running it."""
         self._run = run
 

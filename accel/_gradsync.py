@@ -65,6 +65,9 @@ class GradSync(ABC):
     def sync_buffers(self) -> None:
         """Make buffers equal on all ranks, as `wrap` was told; evaluation then needs no collective (T44)."""
 
+    def cut(self) -> None:  # noqa: B027 - there is nothing to run on eager devices
+        """Run the graph of a window's end on all ranks; nothing on eager devices."""
+
 
 class NoSync(GradSync):
     """One process: gradients are what they are."""

@@ -17,7 +17,7 @@ from torch import nn
 from accel._gradsync import GradSync, dense_gradient, make_equal, missing_gradient, no_backward
 from accel.backend import Backend
 from accel.control import ControlPlane, named
-from accel.errors import CollectiveMismatch, CollectiveTimeout
+from accel.errors import CollectiveError, CollectiveMismatch, CollectiveTimeout
 
 log = logging.getLogger("accel")
 
@@ -94,6 +94,13 @@ class InGraphSync(GradSync):
         with self._transport.recording():
             for model in self._models:
                 make_equal(self._collective, model.buffers, model.mean)
+
+    def cut(self) -> None:
+        try:
+            self._transport.cut()
+        except CollectiveError:
+            self._control.check_abort()  # a rank that gave up says why
+            raise
 
     def _agree(self, parameters: list[nn.Parameter]) -> list[Any]:
         """What each rank has: backwards of this micro-batch, whether each parameter has a gradient, its graph's digest.

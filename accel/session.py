@@ -65,7 +65,7 @@ class Session:
         self._names: dict[int, str] = {}
         self._models: list[nn.Module] = []
         self._optimizers: dict[int, torch.optim.Optimizer] = {}
-        run = start.backend.device.flush if self._alone else start.backend.transport.cut
+        run = start.backend.device.flush if self._alone else start.sync.cut
         self._cuts = Cuts(start.backend.device, run, alone=self._alone) if start.backend.kind == "lazy" else None
         self._boundary = Boundary(
             start.backend,

@@ -2,15 +2,18 @@
 
 torch's elastic agent starts, watches and ends the processes; it holds the store on a port that was free, so several
 jobs on one host do not meet. There are no restarts: when one rank fails the others are ended and its exit code is the
-command's.
+command's. A backend whose ranks are no such processes (XLA's replicas) starts them itself.
 """
 
 from __future__ import annotations
 
 import os
+import runpy
 import sys
 import tempfile
+import types
 import uuid
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -42,8 +45,43 @@ def launch(
         raise ArgumentError(f"--rendezvous is {rendezvous!r}; --nnodes {nnodes} needs HOST:PORT, the same on all hosts")
     if nnodes == 1 and rendezvous:
         raise ArgumentError(f"--rendezvous is {rendezvous!r}, but --nnodes is 1: a single host finds its own free port")
+    from accel import registry
+
+    replicas = getattr(registry.decided(), "run_replicas", None)
+    if nproc > 1 and replicas is not None:
+        if nnodes > 1:
+            raise ArgumentError(
+                f"--nnodes is {nnodes}, but this backend's hosts find each other by their own environment: run "
+                f"`accel launch --nproc {nproc}` on each of them"
+            )
+        _end(replicas(partial(run_script, script, list(args or []), module), nproc))
     command = ["-u", *(["-m"] if module else []), script, *(args or [])]
     raise typer.Exit(run_ranks(command, nproc, nnodes, rendezvous))
+
+
+def run_script(script: str, args: list[str], module: bool, index: int) -> None:
+    """Run SCRIPT as the main program of one replica, which may be a thread: each has a module of its own."""
+    sys.argv = [script, *args]
+    if module:
+        runpy.run_module(script, run_name="__main__")
+        return
+    own = types.ModuleType("__main__")
+    own.__file__ = script
+    folder = str(Path(script).resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    if index == 0:
+        sys.modules["__main__"] = own  # where the script's classes are looked up
+    exec(compile(Path(script).read_bytes(), script, "exec"), vars(own))  # noqa: S102 - the user's own script
+
+
+def _end(code: int) -> None:
+    """End the process at once: after a failure a replica may still run, and no thread of it can be stopped."""
+    if code:
+        print("accel launch: a replica failed; the others were ended", file=sys.stderr)  # noqa: T201
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def run_ranks(command: list[str], nproc: int, nnodes: int = 1, rendezvous: str = "") -> int:

@@ -3,8 +3,9 @@
 On PJRT's CPU client a replica is a thread (`CPU_NUM_DEVICES`), on TPU v2 and v3 as well (two a process). Replicas
 whose program holds a collective must share one executable: the CPU client tells runs apart by the executable's own
 number, and ends the process 10 s after programs that were compiled separately failed to meet (torch_xla 2.9). So they
-meet before a cut; one of them cuts first, and the others follow once its graph is compiled. They cannot wait for its cut
-to return: that may last until the program has run, for which it needs them.
+meet before a cut; one of them cuts first, and the others follow once its graph is compiled. They cannot wait for its
+cut to return, which may last until the program has run, for which it needs them. And they meet after it: freeing an
+input of a running program waits for its end with Python's lock held, which would keep the others from starting theirs.
 """
 
 from __future__ import annotations
@@ -70,11 +71,12 @@ class Meeting:
             try:
                 cut()
             finally:
-                self._led = turn
+                self._led = turn  # after an error the others meet it themselves: their graph is the same
         else:
             while self._led < turn and _compiled() == self._compiled:
                 time.sleep(_PAUSE)
             cut()
+        self.wait(rank, timeout)
 
     def wait(self, rank: int, timeout: float) -> int:
         """Return the number of the turn when every replica has come.

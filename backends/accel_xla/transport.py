@@ -180,7 +180,11 @@ class XlaTransport(Transport):
         if self._meeting is None:
             self._flush()
             return
+        # sync() drops the token that orders collectives, and with it inputs of the program that it has just started,
+        # which blocks before the other replicas have started theirs (see _replicas): kept until they have.
+        token = xm._get_all_reduce_token()
         self._meeting.run(self._rank, self._timeout, self._flush)
+        del token
 
     def abort(self) -> None:
         if self._meeting is not None:

@@ -96,9 +96,9 @@ def test_typed_fields_and_schema_properties_are_the_same() -> None:
         assert {field.name for field in dataclasses.fields(cls)} == set(node["properties"])
         for name, hint in typing.get_type_hints(cls).items():
             part = node["properties"][name]
-            hint = next((kind for kind in typing.get_args(hint) if dataclasses.is_dataclass(kind)), hint)
-            if dataclasses.is_dataclass(hint) and "$ref" not in part:
-                compare(hint, part)
+            kind = next((one for one in typing.get_args(hint) if dataclasses.is_dataclass(one)), hint)
+            if dataclasses.is_dataclass(kind) and "$ref" not in part:
+                compare(kind, part)
 
     compare(Record, records.schema())
 
