@@ -37,7 +37,7 @@ class NpuDevice(EagerDevice):
             )
         try:
             super().set(index)
-            self._module.init()
+            torch_npu.npu.utils.is_support_inf_nan()  # starts the runtime, which may refuse the mode asked for (T14)
         except RuntimeError as error:
             raise _errors.start_failure(error) from error
 

@@ -1,5 +1,5 @@
-"""Every function of torch_npu that the backend calls exists with that signature in the installed one; `make prove` reads
-other versions' wheels.
+"""Every function of torch_npu that the backend calls exists with that signature in the installed one; `make prove`
+reads other versions' wheels.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The functions of torch_npu that the NPU backend calls exist, with those signatures, in the oldest and newest release."""
+"""The functions of torch_npu that the NPU backend calls exist, with those signatures, from oldest to newest release."""
 
 from __future__ import annotations
 

@@ -213,8 +213,8 @@ def test_a_later_session_may_change_what_an_earlier_one_wrote(monkeypatch):
 # As torch_npu 2.13 words it.
 LATE = (
     "The Inner error is reported as above. The process exits for this inner error, and the current working operator "
-    "name is {name}.\nSince the operator is called asynchronously, the stacktrace may be inaccurate. If you want to get "
-    "the accurate stacktrace, please set the environment variable ASCEND_LAUNCH_BLOCKING=1.\n"
+    "name is {name}.\nSince the operator is called asynchronously, the stacktrace may be inaccurate. If you want to "
+    "get the accurate stacktrace, please set the environment variable ASCEND_LAUNCH_BLOCKING=1.\n"
     "[ERROR] 2026-11-30-14:40:19 (PID:1757, Device:0, RankID:-1) ERR00100 PTA call acl api failed.\n{cause}\n"
 )
 
