@@ -10,12 +10,12 @@ NOX := $(TOOLS)/bin/nox
 SESSIONS := $(if $(LANE),-s test-$(LANE),)
 
 .DEFAULT_GOAL := help
-.PHONY: help compare test lint docs prove clean clean-all
+.PHONY: help compare test lint docs aot-table prove clean clean-all
 
 help:  ## list the commands
 	@sed -n 's/^\([a-z%-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
 
-compare: $(NOX)  ## train ResNet-50 on this machine, record the run, write results/compare.html
+compare: $(NOX)  ## train ResNet-50 on this machine and compare losses with XLA; records, results/compare.html
 	$(NOX) -s compare
 
 test: $(NOX)  ## lint, the tests of every backend, docs; LANE=cpu: the tests of one backend, ARGS="..." for pytest
@@ -29,6 +29,9 @@ lint: $(NOX)  ## ruff and mypy
 
 docs: $(NOX)  ## build the documentation into build/docs
 	$(NOX) -s docs
+
+aot-table: $(NOX)  ## compile ResNet-50 for each TPU generation, with no TPU, into docs/aot
+	$(NOX) -s aot_table $(if $(ARGS),-- $(ARGS))
 
 prove: $(NOX)  ## the long proofs that make test leaves out
 	$(NOX) -s prove $(if $(ARGS),-- $(ARGS))

@@ -14,7 +14,7 @@ import re
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import nox
@@ -39,16 +39,31 @@ class Lane:
     extras: tuple[str, ...]  # of the distribution
     groups: tuple[str, ...]  # of pinned development tools
     bare: tuple[str, ...] = ()  # installed without their dependencies, instead of `torch`; a group gives what they need
+    vendor: tuple[str, ...] = ()  # packages installed after torch
+    through: tuple[str, ...] = ()  # arguments to python before everything that runs in the lane, such as an emulator
     env: dict[str, str] = field(default_factory=dict)  # of everything that runs in the lane
     tests: tuple[str, ...] = ()  # what pytest is given; nothing: all tests
-    compared: bool = True  # whether `make compare` trains in it
+    within: str = ""  # the lane whose environment this one uses, instead of one of its own
+    workers: int = 1  # processes that share the lane's tests
+    beside: tuple[str, ...] = ()  # sessions that make other environments, which its tests use
+    compared: tuple[tuple[str, ...], ...] = ()  # arguments of each run that `make compare` trains in it
 
+
+AOT_PYTHON = ROOT / ".venvs" / "aot" / "bin" / "python"  # it has the TPU compiler
+TRAINED = ("--data", "digits", "--epochs", "5", "--evaluate")
+# What a client without optimization does in minutes. Its speed says nothing; its losses are set beside the CPU's.
+PARITY = (
+    *("--data", "digits", "--model", "resnet18", "--batch", "16"),
+    *("--warmup", "4", "--steps", "6", "--repeats", "1"),
+)
 
 LANES = {
     "cpu": Lane(
         torch=("torch==2.13.0+cpu", "torch==2.13.0"),  # a CPU build where pip offers one
         extras=("report", "vision"),
         groups=("test", "bench", "lint", "docs"),
+        workers=2,  # most tests keep one core busy
+        compared=(TRAINED, PARITY),
     ),
     # torch 2.9 for x86-64 is a CUDA build with 4.4 GB of CUDA wheels, none of which XLA uses: see .ci/cuda_stubs.py.
     "xla": Lane(
@@ -57,9 +72,47 @@ LANES = {
         extras=("report", "vision"),
         groups=("test", "xla"),
         # On PJRT's CPU client; without optimization a ResNet compiles in a tenth of the time.
-        env={"PJRT_DEVICE": "CPU", "XLA_FLAGS": "--xla_backend_optimization_level=0"},
+        env={
+            "PJRT_DEVICE": "CPU",
+            "XLA_FLAGS": "--xla_backend_optimization_level=0",
+            "ACCEL_AOT_PYTHON": str(AOT_PYTHON),
+        },
+        beside=("aot",),
         tests=("tests/contract/test_contract.py", "tests/xla"),
-        compared=False,  # five epochs of ResNet-50 in unoptimized code would take hours
+        compared=(PARITY,),
+    ),
+    # What of the CUDA backend can be tested without a GPU, on a CUDA build of torch: the one of the xla environment.
+    "cuda": Lane(
+        torch=(),
+        extras=(),
+        groups=(),
+        within="xla",
+        env={"ACCEL_BACKEND": "cpu"},
+        tests=("tests/cuda",),
+    ),
+    # torch_tpu without a TPU: what its backend calls is there and does what it is taken to do.
+    "tpu": Lane(
+        torch=("torch==2.13.0+cpu", "torch==2.13.0"),
+        extras=(),
+        groups=("test", "tpu"),
+        # No metadata service to ask for a TPU's place, and no lock that other processes of this machine wait for.
+        env={
+            "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+            "TPU_SKIP_MDS_QUERY": "1",
+            "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+        },
+        tests=("tests/tpu",),
+    ),
+    # The released torch_npu on an emulated CANN, which is compiled on first use; it takes a CPU build of torch only.
+    "npu": Lane(
+        torch=("torch==2.13.0+cpu", "torch==2.13.0"),
+        vendor=("torch_npu==2.13.0",),
+        extras=("report", "vision"),
+        groups=("test",),
+        through=("-m", "accel", "emulate", "npu", "--"),
+        env={"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},  # plain `import torch` works outside the emulator too
+        tests=("tests/contract/test_contract.py", "tests/npu"),
+        compared=(PARITY,),
     ),
 }
 CHECKS = ("lint", "docs")  # what `make test` runs beside the lanes
@@ -89,7 +142,7 @@ def environment(session: nox.Session, lane: str) -> None:
     constraint = home / "torch.txt"  # keeps other packages from replacing this build of torch
     constraint.write_text(torch + "\n")
     project = f".[{','.join(LANES[lane].extras)}]"
-    session.install("--constraint", str(constraint), "--editable", project, *tools)
+    session.install("--constraint", str(constraint), "--editable", project, *LANES[lane].vendor, *tools)
     stamp.write_text(digest)
 
 
@@ -103,12 +156,13 @@ def needs(extras: tuple[str, ...]) -> list[str]:
 def inputs(lane: str) -> str:
     """A digest of everything that decides what a lane's environment holds."""
     roots = sorted(path.parent.name for path in ROOT.glob("backends/*/__init__.py"))  # each is mapped by the install
+    kind = LANES[lane]
     parts = [
-        asdict(LANES[lane]),
-        (ROOT / CUDA_STUBS).read_text() if LANES[lane].bare else "",
+        *(kind.torch, kind.extras, kind.bare, kind.vendor),
+        (ROOT / CUDA_STUBS).read_text() if kind.bare else "",
         PROJECT["build-system"],
         PROJECT["project"],
-        PROJECT["dependency-groups"],
+        nox.project.dependency_groups(PROJECT, "pip", *kind.groups),
         roots,
         sys.version,
         str(ROOT),
@@ -129,7 +183,9 @@ def choose(session: nox.Session, requirements: tuple[str, ...]) -> str:
 
 def run(session: nox.Session, lane: str, *arguments: str, **env: str) -> None:
     """Run `python ARGUMENTS` in a lane's environment, from the repository root, on the lane's backend."""
-    python = str(ROOT / ".venvs" / lane / "bin" / "python")
+    python = str(ROOT / ".venvs" / (LANES[lane].within or lane) / "bin" / "python")
+    if LANES[lane].through:
+        arguments = (*LANES[lane].through, python, *arguments)
     session.run(python, *arguments, env={"ACCEL_BACKEND": lane, **LANES[lane].env, **env}, external=True)
 
 
@@ -142,7 +198,9 @@ def test(session: nox.Session, lane: str) -> None:
     RESULTS.mkdir(parents=True, exist_ok=True)
     report = RESULTS / f"{lane}.xml"
     report.unlink(missing_ok=True)
-    pytest = ("-m", "pytest", f"--backend={lane}", f"--junitxml={report}", "--durations=10")
+    pytest = ["-m", "pytest", f"--backend={lane}", f"--junitxml={report}", "--durations=10"]
+    if LANES[lane].workers > 1:
+        pytest += ["--numprocesses", str(LANES[lane].workers), "--dist", "worksteal"]
     run(session, lane, *pytest, *(session.posargs or LANES[lane].tests), OMP_NUM_THREADS="1")
     judge(session, "lane", lane)
 
@@ -153,17 +211,32 @@ def passed(check: str) -> None:
     (RESULTS / check).touch()
 
 
-for name in LANES:
+for name, kind in LANES.items():
+    if not kind.within:
 
-    @nox.session(name=name)
-    def _environment(session: nox.Session, lane: str = name) -> None:
-        """Make or refresh the backend's environment."""
-        environment(session, lane)
+        @nox.session(name=name)
+        def _environment(session: nox.Session, lane: str = name) -> None:
+            """Make or refresh the backend's environment."""
+            environment(session, lane)
 
-    @nox.session(name=f"test-{name}", requires=[name], venv_backend="none")
+    @nox.session(name=f"test-{name}", requires=[kind.within or name, *kind.beside], venv_backend="none")
     def _test(session: nox.Session, lane: str = name) -> None:
         """Run the test suite on the backend."""
         test(session, lane)
+
+
+@nox.session
+def aot(session: nox.Session) -> None:
+    """Make or refresh the environment of the TPU compiler, which the xla environment's packages do not go with."""
+    stamp = Path(session.virtualenv.location) / "inputs.sha256"
+    tools = nox.project.dependency_groups(PROJECT, "aot")
+    digest = hashlib.sha256(json.dumps([tools, sys.version, str(ROOT)]).encode()).hexdigest()
+    if stamp.exists() and stamp.read_text() == digest:
+        return
+    stamp.unlink(missing_ok=True)
+    session.install(*nox.project.dependency_groups(PROJECT, "pip"))
+    session.install(*tools)
+    stamp.write_text(digest)
 
 
 @nox.session(requires=["cpu"], venv_backend="none")
@@ -194,11 +267,20 @@ COMPARED = [name for name, lane in LANES.items() if lane.compared]
 
 @nox.session(requires=COMPARED, venv_backend="none")
 def compare(session: nox.Session) -> None:
-    """Train ResNet-50 on real digits in the compared environments, and compare the records under results/."""
+    """Train on real digits in the compared environments, and compare the records under results/.
+
+    ResNet-50 for its figures, and a few steps of ResNet-18 for the parity of its losses with XLA's on the CPU.
+    """
     for lane in COMPARED:
-        train = ("--data", "digits", "--epochs", "5", "--evaluate", "--out", "results")
-        run(session, lane, "-m", "accel", "bench", "resnet50", *train)
+        for train in LANES[lane].compared:
+            run(session, lane, "-m", "accel", "bench", "resnet50", *train, "--out", "results")
     run(session, "cpu", "-m", "accel", "compare", "results", "--html", "results/compare.html")
+
+
+@nox.session(requires=["xla", "aot"], venv_backend="none")
+def aot_table(session: nox.Session) -> None:
+    """Compile ResNet-50 for each TPU generation, with no TPU, into docs/aot; `-- --missing` goes on with a part."""
+    run(session, "xla", "-m", "accel", "bench", "aot-table", "--out", "docs/aot", *session.posargs)
 
 
 @nox.session(requires=["cpu"], venv_backend="none")

@@ -100,6 +100,7 @@ class C10dTransport(Transport):
 
     c10d_backend: ClassVar[str]
     blocks: ClassVar[bool] = False  # True where waiting blocks the host (gloo); False where it orders streams
+    grace: ClassVar[float] = 0.0  # seconds that the fabric's own limit is longer, so that accel's error comes first
 
     def __init__(self) -> None:
         self._device = torch.device("cpu")
@@ -116,7 +117,7 @@ class C10dTransport(Transport):
             store=store,
             rank=rank,
             world_size=world_size,
-            timeout=timedelta(seconds=timeout),
+            timeout=timedelta(seconds=timeout + self.grace),
             device_id=None if device.index is None else device,
         )
         self._created = True
@@ -149,7 +150,7 @@ class C10dTransport(Transport):
         return self._point_to_point(dist.irecv(tensor, src, group))
 
     def new_group(self, ranks: Sequence[int], timeout: float) -> Any:
-        group = dist.new_group(list(ranks), timeout=timedelta(seconds=timeout), backend=self.c10d_backend)
+        group = dist.new_group(list(ranks), timeout=timedelta(seconds=timeout + self.grace), backend=self.c10d_backend)
         if dist.get_rank() in ranks:
             self._groups.append(group)
         return group

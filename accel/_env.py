@@ -21,7 +21,18 @@ SETTINGS = {
     "ACCEL_BACKEND": "backend to use: cuda, npu (ascend), xla, tpu, cpu or a registered third-party name",
     "ACCEL_XLA_SPMD": "1: one process drives all XLA devices and the compiler splits each batch (SPMD); default 0",
     "ACCEL_NUM_THREADS": "CPU threads of each process; default: cores // local world size",
+    "ACCEL_AOT_PYTHON": "Python with jax and libtpu, for compilation ahead of time; default: the one that runs",
     "ACCEL_LOG_LEVEL": "level of the `accel` logger: DEBUG, INFO, WARNING (default) or ERROR",
+    # Of `accel emulate npu`, which sets most of them; the emulated libraries read them.
+    "ACCEL_EMULATE_NPU_CACHE": "folder that the compiled emulator is kept in",
+    "ACCEL_EMULATE_NPU_LIBRARIES": "folder of the emulated libraries in use; set: this process has emulated NPUs",
+    "ACCEL_EMULATE_NPU_DEVICES": "NPUs that are emulated",
+    "ACCEL_EMULATE_NPU_HBM": "bytes of memory of each emulated NPU, for each process",
+    "ACCEL_EMULATE_NPU_MODE": "immediate, or threaded: a stream has a thread",
+    "ACCEL_EMULATE_NPU_JITTER": "longest random pause before a task, in microseconds, in threaded mode",
+    "ACCEL_EMULATE_NPU_CANN": "version of CANN that the emulator gives itself out as",
+    "ACCEL_EMULATE_NPU_TRACE": "what is traced on standard error: runtime, ops, hccl, fallback, applog",
+    "ACCEL_EMULATE_NPU_FALLBACKS": "file that names each operator which runs on the CPU instead",
 }
 
 _written: dict[str, str] = {}
@@ -71,9 +82,11 @@ def set_log_level(environ: Mapping[str, str] = os.environ) -> None:
 
 
 def set_vendor_variables(wanted: Mapping[str, str], environ: MutableMapping[str, str] = os.environ) -> dict[str, str]:
-    """Write each vendor variable that the user has not set; return the values now in force."""
+    """Write each vendor variable that the user has not set; return the values now in force. What an earlier session
+    wrote is written anew.
+    """
     for name, value in wanted.items():
-        if name in environ:
+        if name in environ and environ[name] != _written.get(name):
             if environ[name] != value:
                 log.info("%s=%s is kept as the user set it (accel would use %s)", name, environ[name], value)
             continue

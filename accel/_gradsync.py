@@ -19,7 +19,7 @@ from torch.distributed import DistError
 from accel._wait import failure
 from accel.backend import Backend
 from accel.collective import Collective
-from accel.control import ControlPlane
+from accel.control import ControlPlane, named
 from accel.errors import CollectiveError, CollectiveTimeout, ModelError
 
 BUFFER_POLICIES = ("rank0", "mean", "local")
@@ -120,6 +120,7 @@ class DDPSync(GradSync):
 
     def __init__(self, backend: Backend, control: ControlPlane) -> None:
         self._device = backend.device
+        self._transport = backend.transport
         self._control = control
         self._names: dict[int, str] = {}
         self._collective: Collective = backend.collective
@@ -166,13 +167,17 @@ class DDPSync(GradSync):
             synced.reduced = synced.forwards
 
     def explained(self, error: RuntimeError) -> CollectiveError | None:
-        if not isinstance(error, DistError) and not any(word in str(error) for word in FABRIC):
+        meaning = self._transport.fault(error)
+        if meaning is None and not isinstance(error, DistError) and not any(word in str(error) for word in FABRIC):
             return None
         try:
             self._control.check_abort()  # a rank that gave up says why
         except CollectiveError as known:
             return known
-        return failure(error, f"the reduction of gradients on rank {self._control.rank}")
+        if meaning is not None:
+            absent = self._control.no_sign_of()
+            meaning += f"; no sign of {named(absent)}" if absent else ""
+        return failure(error, f"the reduction of gradients on rank {self._control.rank}", meaning)
 
     def finish(self, parameters: Sequence[torch.Tensor]) -> bool:
         wanted = {id(p) for p in parameters}

@@ -69,7 +69,7 @@ def init(
     for line in _env.unknown_settings():
         log.warning("%s", line)
     launched = rendezvous.read()
-    chosen = registry.get_backend(backend)
+    chosen = registry.get_backend(backend, timeout=seconds)
     place = chosen.transport.place(launched)
     chosen.capabilities().require(f"precision.{policy}")
     if place.world_size > 1:
@@ -84,6 +84,8 @@ def init(
         local_rank, local_world_size = _local_place(place, control)
         threads = _threads.configure(local_world_size)
         chosen.device.set(_device_index(local_rank, chosen) if place.device is None else place.device)
+        if place.world_size > 1:
+            _refuse_shared_device(chosen, control)
         collective = Collective.connect(
             chosen.transport, chosen.device, control, local_rank=local_rank, timeout=seconds, check=check
         )
@@ -150,6 +152,20 @@ def _device_index(local_rank: int, backend: Backend) -> int:
             f"start at most {count} processes on this host"
         )
     return local_rank
+
+
+def _refuse_shared_device(backend: Backend, control: ControlPlane) -> None:
+    """Two ranks on one device: the fabric refuses it late and in its own words, or hangs; every rank says it now."""
+    sides = control.all_gather_object([backend.device.identity(), socket.gethostname()])
+    mine = sides[control.rank][0]
+    same = [rank for rank, (identity, _) in enumerate(sides) if identity == mine]
+    if mine is not None and len(same) > 1:
+        hosts = sorted({str(sides[rank][1]) for rank in same})
+        raise ArgumentError(
+            f"ranks {', '.join(map(str, same))} would share one device, {mine} on {' and '.join(hosts)}: every rank "
+            f"needs one of its own. {backend.name} shows {backend.device.count()} to this process: start at most one "
+            "process a device on each host, or show each process another device"
+        )
 
 
 def _positive(name: str, value: Any, infinite: bool) -> float | None:

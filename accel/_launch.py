@@ -16,9 +16,9 @@ from accel._checks import Checker, Signature
 from accel._lowering import Plan
 from accel._tensors import dense, joined
 from accel._timeout import countdown, seconds
-from accel._wait import HandleSet, translated
+from accel._wait import HandleSet, poll, translated
 from accel._work import Work
-from accel.control import ControlPlane
+from accel.control import ControlPlane, named
 from accel.device import Device
 from accel.errors import CollectiveError, CollectiveTimeout
 from accel.transport import Handle, Transport
@@ -82,7 +82,7 @@ class Launcher:
             with torch.no_grad():
                 result = alone()
             return Work(None, lambda: result, call.tensors, watch, limit)
-        with translated(watch.describe, self.control.check_abort), torch.no_grad():
+        with translated(watch.describe, watch.check_abort, watch.fault), torch.no_grad():
             handle, finish = start()
         work = Work(handle, finish, call.tensors, watch, limit)
         if call.async_op:
@@ -135,6 +135,11 @@ class Launcher:
             else:
                 self._pending.append(work)
 
+    def missing(self) -> str:
+        """Which ranks give no sign of life, for the end of an error; empty where all do."""
+        absent = self.control.no_sign_of()
+        return f"; no sign of {named(absent)}" if absent else ""
+
     def require_joined(self) -> None:
         if self.control.world_size > 1 and not self.joined:
             raise CollectiveError(f"rank {self.control.rank} has left the fabric (destroyed): start a new session")
@@ -172,6 +177,10 @@ class CallWatch:
     def check_abort(self) -> None:
         self._launcher.control.check_abort()
 
+    def fault(self, error: RuntimeError) -> str | None:
+        meaning = self._launcher.transport.fault(error)
+        return None if meaning is None else meaning + self._launcher.missing()
+
     def slow(self, left: float) -> None:
         self.check_abort()
         if self.number and self._call.group.checker is not None:
@@ -193,9 +202,18 @@ class CallWatch:
             f"{self._call.signature} in group {self._call.group.name!r} on rank {control.rank} of {control.world_size}"
         )
 
-    def synchronize(self) -> None:
-        self._launcher.device.flush()
-        self._launcher.device.synchronize()
+    def synchronize(self, limit: float) -> None:
+        device = self._launcher.device
+        device.flush()
+        with translated(self.describe, self.check_abort, self.fault):
+            if self._launcher.joined and not self._launcher.transport.blocks:
+                # The wait before only ordered streams: the operation itself may hang, and synchronize() with it.
+                event = device.event()
+                event.record()
+                if not poll(event.query, limit, self.check_abort):
+                    self.left_hanging()
+                    raise self.timed_out(limit)
+            device.synchronize()
 
 
 def fused_broadcast(transport: Transport, wires: list[torch.Tensor], root: int, group: Any) -> Handle:

@@ -7,6 +7,7 @@ collective (T04).
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import time
@@ -25,6 +26,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from accel._copies import Copies, moved
 from accel.backend import Backend
 from accel.control import Agreement, ControlPlane
 from accel.errors import ArgumentError, DataError
@@ -32,6 +34,7 @@ from accel.errors import ArgumentError, DataError
 log = logging.getLogger("accel")
 
 END: Any = object()
+KEEP, DROP = "keep", "drop"  # what becomes of a short last batch in training
 UNSHARDED = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 
@@ -73,31 +76,43 @@ class Batches:
         self.position: Position | None = None  # None until the first training pass
         self.resume: dict[str, Any] | None = None  # a loaded position that the next training pass takes up
         self.waited = 0.0  # seconds spent waiting for the loader
-        self.dropped = 0  # batches that other ranks did not have
+        self.dropped = 0  # batches that other ranks did not have, and short last ones
+        self._told = False  # that a short last batch is dropped
         self._thread: tuple[ThreadPoolExecutor, Agreement] | None = None
 
-    def train(self, loader: Any, epoch: int | None, skip: int, steps: int | None, prefetch: int) -> Iterator[Any]:
+    def train(
+        self, loader: Any, epoch: int | None, skip: int, steps: int | None, prefetch: int, short: str | None
+    ) -> Iterator[Any]:
         several = self._control.world_size > 1
         if several:
             _refuse_unsharded(loader, self._control.world_size)
         self._drop("a new pass over the training data began")
         saved, wanted = self._resumed(epoch)
         _set_epoch(loader, wanted)
+        skip = skip if saved is None else max(skip, int(saved["batches"]))
+        length = _length(loader)
+        whole: Callable[[Iterator[Any]], Iterator[Any]] = _same
+        last = _last_samples(loader) if short == DROP or (short is None and self._lazy) else 0
+        if last is None:  # it shows when the batch is there, which ranks must then agree on one by one
+            length = None if several else length
+            whole = functools.partial(self._whole, limit=None if steps is None else skip + steps)
+        elif last and length is not None:
+            length -= 1
+            if steps is None or skip + steps > length:
+                self._drop_short(last, loader.batch_size)
         if saved is None:
             self.position = Position(wanted, skip, skip, start=_start_state(loader))
-            source = _skipped(_iterate(loader), skip)
+            source = _skipped(whole(_iterate(loader)), skip)
         else:
-            skip = max(skip, int(saved["batches"]))
             self.position = Position(wanted, skip, skip, saved["finished"], saved["start"])
             if saved["finished"]:
                 return iter(())
-            source = _replayed(loader, saved["start"], skip)
-        length = _length(loader)
+            source = _replayed(loader, saved["start"], skip, whole)
         if length is None:
             ahead = self._agreed(source, steps) if several else self._ahead(source, steps, promised=False)
             return self._run(ahead, self.position, prefetch, None if steps is None else skip + steps)
         mine = everyones = max(0, length - skip)
-        limit = steps
+        limit = steps if not last else mine if steps is None else min(steps, mine)
         if several:
             everyones = self._control.min(mine)
             limit = everyones if steps is None else self._control.min(min(steps, everyones))
@@ -130,9 +145,10 @@ class Batches:
     def _run(
         self, ahead: Iterator[tuple[Any, bool]], position: Position, prefetch: int, cut: int | None
     ) -> Iterator[Any]:
-        begin, saw, move, clock = self._begin, self._saw, self._move, time.perf_counter
+        begin, saw, clock = self._begin, self._saw, time.perf_counter
+        move: Callable[[Any], Any] = self._move
         if not self._device.is_host and prefetch > 1:
-            ahead, move = _copied_ahead(ahead, move, prefetch), _same
+            ahead, move = _copied_ahead(ahead, self._device.copies(), prefetch), _same
         while True:
             before = clock()
             item = next(ahead, END)
@@ -210,6 +226,30 @@ class Batches:
             thread.shutdown(wait=False)
             self._thread = None
 
+    def _whole(self, source: Iterator[Any], limit: int | None) -> Iterator[Any]:
+        """At most `limit` batches of `source`, without the last one, if that is smaller than the first."""
+        source = itertools.islice(source, limit)
+        held = next(source, END)
+        full = 0 if held is END else _samples(held)
+        while held is not END:
+            following = next(source, END)
+            if following is END and _samples(held) < full:
+                self._drop_short(_samples(held), full)
+                return
+            yield held
+            held = following
+
+    def _drop_short(self, samples: int, full: int) -> None:
+        self.dropped += 1
+        level = logging.DEBUG if self._told else logging.WARNING
+        log.log(
+            level,
+            "the last batch, of %d samples where others have %d, is dropped in each pass: every shape of a batch is a "
+            "graph of its own to compile; batches(short='keep') trains on it",
+            samples, full,
+        )  # fmt: skip
+        self._told = True
+
     def _count_dropped(self, batches: int) -> None:
         if batches > 0:
             self.dropped += batches
@@ -219,23 +259,27 @@ class Batches:
         return batch if self._device.is_host else moved(batch, self._device.move)
 
 
-def moved(batch: Any, move: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """`batch` with every tensor in it moved; tuples, named tuples, lists and dicts may nest, other values stay as
-    they are.
-    """
-    if isinstance(batch, torch.Tensor):
-        return move(batch)
-    kind = type(batch)
-    if kind is tuple or kind is list:
-        return kind([moved(item, move) for item in batch])
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return kind(*[moved(item, move) for item in batch])
-    if isinstance(batch, dict):
-        return {key: moved(value, move) for key, value in batch.items()}
-    return batch
+def _samples(batch: Any) -> int:
+    """Samples of a batch: the first dimension of its first tensor that has one; 0 where there is none."""
+    found: list[int] = []
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        found.extend(tensor.shape[:1])
+        return tensor
+
+    moved(batch, note)
+    return found[0] if found else 0
 
 
-def check_arguments(train: object, epoch: object, skip: object, steps: object, prefetch: object) -> None:
+def _last_samples(loader: Any) -> int | None:
+    """Samples of a last batch that is smaller than the others, 0 where it is not; None where only the batch tells."""
+    if not isinstance(loader, DataLoader) or loader.batch_size is None or isinstance(loader.dataset, IterableDataset):
+        return None
+    samples = len(loader.sampler)  # type: ignore[arg-type]  # the samplers of map-style datasets have a length
+    return 0 if loader.drop_last or samples <= loader.batch_size else samples % loader.batch_size
+
+
+def check_arguments(train: object, epoch: object, skip: object, steps: object, prefetch: object, short: object) -> None:
     """Raise `ArgumentError` for a value of `Session.batches` that cannot be used."""
     for name, value, least, optional in (
         ("epoch", epoch, 0, True),
@@ -250,21 +294,25 @@ def check_arguments(train: object, epoch: object, skip: object, steps: object, p
         )
     if not isinstance(train, bool):
         raise ArgumentError(f"batches(train={train!r}): expected True or False")
+    if short not in (None, KEEP, DROP):
+        raise ArgumentError(f"batches(short={short!r}): expected {KEEP!r}, {DROP!r}, or None for the backend's default")
+    if short == DROP and not train:
+        raise ArgumentError(f"batches(train=False, short={DROP!r}): an evaluation sees every sample; leave `short` out")
 
 
-def _copied_ahead(
-    ahead: Iterator[tuple[Any, bool]], move: Callable[[Any], Any], depth: int
-) -> Iterator[tuple[Any, bool]]:
+def _copied_ahead(ahead: Iterator[tuple[Any, bool]], copies: Copies, depth: int) -> Iterator[tuple[Any, bool]]:
     """Start the copies of the next batches before the user asks for them."""
-    queue = [(move(batch), final) for batch, final in itertools.islice(ahead, depth - 1)]
+    queue = [(copies.begin(batch), final) for batch, final in itertools.islice(ahead, depth - 1)]
     for batch, final in ahead:
-        queue.append((move(batch), final))
-        yield queue.pop(0)
-    yield from queue
+        queue.append((copies.begin(batch), final))
+        begun, last = queue.pop(0)
+        yield copies.finish(begun), last
+    for begun, last in queue:
+        yield copies.finish(begun), last
 
 
-def _same(batch: Any) -> Any:
-    return batch
+def _same(what: Any) -> Any:
+    return what
 
 
 def _iterate(loader: Any) -> Iterator[Any]:
@@ -282,7 +330,9 @@ def _skipped(source: Iterator[Any], count: int) -> Iterator[Any]:
     return source
 
 
-def _replayed(loader: Any, start: dict[str, Any], count: int) -> Iterator[Any]:
+def _replayed(
+    loader: Any, start: dict[str, Any], count: int, whole: Callable[[Iterator[Any]], Iterator[Any]]
+) -> Iterator[Any]:
     """The rest of an interrupted pass: the generators that decided its order are put back for it, and taken away
     again.
 
@@ -293,7 +343,7 @@ def _replayed(loader: Any, start: dict[str, Any], count: int) -> Iterator[Any]:
     torch.set_rng_state(start["torch"])
     for generator, state in zip(_generators(loader), start["loader"], strict=False):
         generator.set_state(state)
-    source = _skipped(_iterate(loader), count)
+    source = _skipped(whole(_iterate(loader)), count)
     first = list(itertools.islice(source, 1))
     torch.set_rng_state(now)
     return itertools.chain(first, source)

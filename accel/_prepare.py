@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from accel.backend import Backend
 from accel.errors import ArgumentError, ModelError
 
+CONVOLUTIONS = (nn.Conv2d, nn.ConvTranspose2d)
 HALF = (torch.float16, torch.bfloat16)
 
 
@@ -57,17 +59,35 @@ def check(model: object, optimizers: tuple[Any, ...]) -> None:
                     )
 
 
+def layout(model: nn.Module, wanted: bool | None, backend: Backend) -> torch.memory_format | None:
+    """The memory format that 4-dimensional parameters are to have; None keeps theirs.
+
+    `wanted`: channels_last or not; None takes it where the backend is faster so and the model has 2-D convolutions.
+    Raises `UnsupportedError` where it is wanted and the backend refuses it.
+    """
+    known = backend.capabilities()["prepare.channels_last"]
+    if wanted:
+        backend.capabilities().require("prepare.channels_last")
+        return torch.channels_last
+    if wanted is False or not known.available:
+        return torch.contiguous_format
+    faster = backend.precision.channels_last() and any(isinstance(m, CONVOLUTIONS) for m in model.modules())
+    return torch.channels_last if faster else None
+
+
 def place(
-    model: nn.Module, optimizers: tuple[torch.optim.Optimizer, ...], device: torch.device, channels_last: bool
+    model: nn.Module,
+    optimizers: tuple[torch.optim.Optimizer, ...],
+    device: torch.device,
+    layout: torch.memory_format | None,
 ) -> None:
     """Move `model` to `device` in place, expanded buffers made whole so that they can be written; parameters that
     became new objects are tied again and put into the optimizers.
     """
     before = dict(model.named_parameters(remove_duplicate=False))
-    if channels_last:
-        model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]  # applies to 4-D tensors only
-    else:
-        model.to(device)
+    if layout is not None:
+        model.to(memory_format=layout)  # type: ignore[call-overload]  # of 4-D tensors only; on the host, where it works
+    model.to(device)
     for name, buffer in list(model.named_buffers()):
         if 0 in buffer.stride() and buffer.numel() > 1:
             owner, _, leaf = name.rpartition(".")

@@ -54,12 +54,23 @@ def installed(module: str) -> bool:
         return False
 
 
+def module_folder(module: str) -> Path | None:
+    """The folder of top-level package `module`, without importing it; None when there is none."""
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        return None
+    return Path(spec.origin).parent if spec is not None and spec.origin else None
+
+
 @functools.cache
 def import_error(module: str, seconds: float = 120.0, then: str = "pass") -> str | None:
     """The last line that `import torch, MODULE; THEN` dies with in a subprocess; None when it succeeds.
 
     Autoload is off there, so the error is the package's own and not one wrapped by `import torch`.
     """
+    if module in sys.modules and then == "pass":
+        return None
     environ = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     code = f"import torch, {module}; {then}"

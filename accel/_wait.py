@@ -40,10 +40,15 @@ def poll(ready: Callable[[], bool], seconds: float, between: Callable[[], None])
 
 
 @contextmanager
-def translated(what: Callable[[], str], look: Callable[[], None] | None = None) -> Iterator[None]:
+def translated(
+    what: Callable[[], str],
+    look: Callable[[], None] | None = None,
+    fault: Callable[[RuntimeError], str | None] | None = None,
+) -> Iterator[None]:
     """Raise what torch.distributed raises inside as `CollectiveError` or `CollectiveTimeout`; our own errors pass.
 
-    `look` is called first and may raise an error that knows more: that a rank had given up, and why.
+    `look` is called first and may raise an error that knows more: that a rank had given up, and why. `fault` says what
+    the fabric's error means.
     """
     try:
         yield
@@ -52,11 +57,13 @@ def translated(what: Callable[[], str], look: Callable[[], None] | None = None) 
     except RuntimeError as error:
         if look is not None:
             look()
-        raise failure(error, what()) from error
+        raise failure(error, what(), fault(error) if fault else None) from error
 
 
-def failure(error: RuntimeError, what: str) -> CollectiveError:
-    """The error of accel for what torch.distributed raised while `what` ran."""
+def failure(error: RuntimeError, what: str, meaning: str | None = None) -> CollectiveError:
+    """The error of accel for what torch.distributed raised while `what` ran; `meaning`: as the fabric explains it."""
+    if meaning is not None:
+        return CollectiveError(f"{what} failed: {meaning}")
     text = str(error).strip().split("\n", maxsplit=1)[0].split(". This is typically")[0]  # gloo goes on with advice
     if "timed out" in text.lower():
         return CollectiveTimeout(f"{what} timed out in the fabric: {text}")

@@ -23,6 +23,9 @@ class Watch(Protocol):
     def check_abort(self) -> None:
         """Raise if a rank has given up."""
 
+    def fault(self, error: RuntimeError) -> str | None:
+        """What the fabric's error means, or None."""
+
     def slow(self, left: float) -> None:
         """Look around after a slice of waiting; raises when waiting on makes no sense."""
 
@@ -34,8 +37,10 @@ class Watch(Protocol):
 
     def describe(self) -> str: ...
 
-    def synchronize(self) -> None:
-        """Cut a lazy graph and block the host until the device has finished."""
+    def synchronize(self, limit: float) -> None:
+        """Cut a lazy graph and block the host until the device has finished; raises `CollectiveTimeout` after `limit`
+        seconds where the fabric orders streams, `CollectiveError` when a rank has given up meanwhile.
+        """
 
 
 class Work:
@@ -70,7 +75,7 @@ class Work:
         if not self._over:
             self._complete(limit)
         if host:
-            self._watch.synchronize()
+            self._watch.synchronize(limit)
 
     def result(self) -> Any:
         """Wait, then return the result: the input tensor itself for in-place operations, else a new tensor."""
@@ -86,7 +91,7 @@ class Work:
         if self._error is not None:
             raise self._error
         try:
-            with translated(self._watch.describe, self._watch.check_abort), torch.no_grad():
+            with translated(self._watch.describe, self._watch.check_abort, self._watch.fault), torch.no_grad():
                 if self._handle is not None:
                     self._await(self._handle, limit)
                 self._result = self._finish()

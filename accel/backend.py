@@ -7,7 +7,7 @@ vendor package: listing backends loads every registered spec, in processes that 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from accel.capabilities import CapabilityTable
@@ -57,6 +57,14 @@ class BackendSpec(Protocol):
         which runs `body(index)` in `count` ranks on this host and returns the exit code of the first that failed, or 0;
         its caller then ends the process. `accel launch` and `accel.testing` start ranks by it.
         """
+
+
+@runtime_checkable
+class NeedsVariables(Protocol):
+    """A spec whose vendor library takes settings of a session from the environment only."""
+
+    def variables(self, timeout: float) -> dict[str, str]:
+        """Vendor variables for a session with this limit, in seconds; written before `load`, never over the user's."""
 
 
 @dataclass(frozen=True)

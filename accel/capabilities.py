@@ -60,6 +60,10 @@ class CapabilityTable(Mapping[str, Capability]):
     def __len__(self) -> int:
         return len(self._cells)
 
+    def offers(self, feature: str) -> bool:
+        """Whether `feature` is there, natively or emulated."""
+        return feature in self._cells and self._cells[feature].available
+
     def require(self, feature: str) -> Capability:
         """Return the cell of `feature`; raise `UnsupportedError` with the table's reason where it is unsupported."""
         cell = self._cells.get(feature, unsupported("the backend's capability table does not list it"))

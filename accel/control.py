@@ -30,6 +30,7 @@ from accel.errors import ArgumentError, CollectiveError, CollectiveTimeout
 
 MAX_BYTES = 256 * 2**20  # of one encoded object; larger things belong in files or tensors
 _ABORTED = "aborted"
+_ROLL_CALL = 5.0  # seconds that ranks whose fabric failed may lie apart
 _PARTING = 5.0  # seconds that rank 0, which may hold the store, waits for the others to leave it
 
 
@@ -135,6 +136,23 @@ class ControlPlane:
             ) from error
         if news is not None:
             raise CollectiveError(f"rank {news['rank']} aborted: {news['reason']}")
+
+    def no_sign_of(self, limit: float = _ROLL_CALL) -> list[int]:
+        """Ranks that do not answer within `limit` seconds, for the error of a fabric that does not say who is missing.
+
+        A rank answers by calling this too, as every rank does whose fabric has failed.
+        """
+        if self._store is None:
+            return []
+        store = self._store
+        try:
+            store.set(f"roll-call/{self.rank}", "")
+            everybody = [f"roll-call/{rank}" for rank in range(self.world_size)]
+            if poll(lambda: store.check(everybody), limit, lambda: None):
+                return []
+            return [rank for rank, key in enumerate(everybody) if not store.check([key])]
+        except RuntimeError:  # the store has ended with its process
+            return [0]
 
     def note(self, doing: str) -> None:
         """Leave word of what this rank is waiting in, for the errors of others."""

@@ -7,11 +7,14 @@ vendor's `device.py` holds what differs.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
-from accel.errors import ArgumentError
+from accel._copies import Copies
+from accel.errors import ArgumentError, DeviceError, UnsupportedError
 
 
 class DeviceProperties(NamedTuple):
@@ -79,9 +82,17 @@ class Device(ABC):
     def counters(self) -> dict[str, int]:
         """`compiles` and `fallbacks` (operations run on the host) since the process started; 0 where there are none."""
 
+    def uncounted(self) -> Mapping[str, str]:
+        """Why a counter says nothing here, by its name; those that are not in it count."""
+        return {}
+
     def fallback_operations(self) -> list[str]:
         """Names of the operations counted as `fallbacks`; none where every operation runs on the device."""
         return []
+
+    def host_reads(self) -> int:
+        """Tensors copied to the host since the process started, where a copy ends a lazy graph; 0 on eager devices."""
+        return 0
 
     @abstractmethod
     def stream(self) -> Any:
@@ -95,7 +106,28 @@ class Device(ABC):
         """`tensor` on this device, copied without blocking the host where its memory allows it."""
         return tensor.to(self.torch_device, non_blocking=True)
 
-    def _checked(self, index: int | None) -> int:
+    def copies(self) -> Copies:
+        """What copies batches here ahead of their use."""
+        return Copies(self.move)
+
+    def identity(self, index: int | None = None) -> str | None:
+        """A name of device `index` (default: current) that no other device of any host has; None where several
+        processes may share one.
+        """
+        return None
+
+    def graphed(self, module: nn.Module, sample: torch.Tensor, autocast_dtype: torch.dtype | None) -> nn.Module:
+        """`module` with its forward and backward recorded once for inputs like `sample` and replayed from then on.
+
+        Raises `UnsupportedError` where the capability table says so (`train.graphs`).
+        """
+        raise UnsupportedError(f"train.graphs is unsupported on device type {self.type!r}")
+
+    def explained(self, error: RuntimeError) -> DeviceError | None:
+        """`error` with the advice that finds its cause, where the device raised it late; None for any other."""
+        return None
+
+    def checked(self, index: int | None) -> int:
         """`index`, or the current one. Raises `ArgumentError` when it is not below `count()`."""
         if index is None:
             return self.current()

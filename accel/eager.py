@@ -6,11 +6,14 @@ A vendor's `device.py` derives from it and holds only what differs, each with it
 from __future__ import annotations
 
 import random
+import sys
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
+from accel._copies import Copies, StreamCopies
 from accel.device import Device, DeviceProperties
 
 
@@ -34,10 +37,10 @@ class EagerDevice(Device):
         return int(self._module.current_device())
 
     def set(self, index: int) -> None:
-        self._module.set_device(self._checked(index))
+        self._module.set_device(self.checked(index))
 
     def properties(self, index: int | None = None) -> DeviceProperties:
-        found = self._module.get_device_properties(self._checked(index))
+        found = self._module.get_device_properties(self.checked(index))
         return DeviceProperties(found.name, found.total_memory, None, {})
 
     def synchronize(self) -> None:
@@ -59,13 +62,22 @@ class EagerDevice(Device):
         return notes + self._set_device_rng_state({k: v for k, v in state.items() if k not in HOST_GENERATORS})
 
     def counters(self) -> dict[str, int]:
-        return {"compiles": 0, "fallbacks": 0}
+        # torch.compile counts each graph that it compiles; it is not imported here to ask.
+        compiler: Any = sys.modules.get("torch._dynamo.utils")
+        compiles = 0 if compiler is None else compiler.counters["stats"]["unique_graphs"]
+        return {"compiles": int(compiles), "fallbacks": 0}
+
+    def uncounted(self) -> Mapping[str, str]:
+        return {"fallbacks": f"operations that torch runs on the host for {self.type} are not counted"}
 
     def stream(self) -> Any:
         return self._module.Stream()
 
     def event(self, timing: bool = False) -> Any:
         return self._module.Event(enable_timing=timing)
+
+    def copies(self) -> Copies:
+        return Copies(self.move) if self.is_host else StreamCopies(self.move, self._module)
 
     def _device_rng_state(self) -> dict[str, Any]:
         return {self.type: self._module.get_rng_state(self.current())}

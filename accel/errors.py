@@ -52,6 +52,10 @@ class LaunchError(AccelError, RuntimeError):
     exit_code = 2
 
 
+class DeviceError(AccelError, RuntimeError):
+    """An operation failed on the device, perhaps long before the Python line that the error was raised in."""
+
+
 class CollectiveError(AccelError, RuntimeError):
     """A collective failed: a peer died, the fabric broke or the group is no longer usable."""
 
@@ -84,6 +88,16 @@ class CheckpointError(AccelError, RuntimeError):
 
 class EncodingError(AccelError, TypeError):
     """An object holds something that the safe encoding does not carry (no pickle: plain data and tensors only)."""
+
+
+class ExportError(AccelError, RuntimeError):
+    """A step cannot be exported for compilation ahead of time: it reads a value, or records nothing."""
+
+
+class CompileError(AccelError, RuntimeError):
+    """The compiler for another machine refused a program, or ended; running out of that machine's memory is a result
+    and not this error.
+    """
 
 
 class RecordError(AccelError, ValueError):

@@ -14,6 +14,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from accel.errors import UnsupportedError
+
+# Words of torch's CPU allocator; every backend allocates host memory too.
+HOST_OOM = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory")
 FIELDS = ("allocated", "reserved", "peak_allocated", "peak_reserved", "total", "free")
 
 
@@ -57,3 +61,18 @@ class Memory(ABC):
     @abstractmethod
     def snapshot(self, path: str | Path) -> None:
         """Write the allocator's history for PyTorch's memory visualiser. Raises `UnsupportedError` if there is none."""
+
+    def record_history(self, enabled: bool = True) -> None:
+        """Keep each allocation with its stack trace for `snapshot`, or stop keeping them; costs time while it is on.
+
+        Raises `UnsupportedError` where there is no history (`memory.snapshot` in the capability table).
+        """
+        raise UnsupportedError(f"memory.record_history({enabled!r}) is unsupported: this backend keeps no history")
+
+    def limit(self, fraction: float, index: int | None = None) -> None:
+        """Let this process take at most this share of the device's memory; beyond it allocations fail as out of memory.
+
+        Raises `ArgumentError` unless 0 < fraction <= 1, `UnsupportedError` where there is no limit (`memory.limit` in
+        the capability table).
+        """
+        raise UnsupportedError(f"memory.limit({fraction!r}) is unsupported: this backend's allocator takes no limit")

@@ -85,3 +85,13 @@ class Numerics(ABC):
     @abstractmethod
     def autocast_dtype(self, policy: str) -> torch.dtype | None:
         """Dtype that autocast computes in under `policy`; None where the policy does not cast."""
+
+    def arithmetic(self) -> str | None:
+        """What products of fp32 tensors are computed in now, read back: "fp32", "tf32", "bf16" or a vendor's own name;
+        None where the switches of products and convolutions differ, or the vendor does not say.
+        """
+        return None
+
+    def channels_last(self, policy: str) -> bool:
+        """Whether `prepare` should lay out convolution models in channels_last under `policy`: where that is faster."""
+        return False

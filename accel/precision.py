@@ -24,6 +24,7 @@ from accel.numerics import Numerics
 
 log = logging.getLogger("accel")
 
+_SHORT = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 POLICIES = ("fp32", "tf32", "bf16", "fp16")
 
 
@@ -97,9 +98,18 @@ class Precision:
             "policy": self.policy,
             "meaning": None if self.policy is None else self._capabilities[f"precision.{self.policy}"].why,
             "autocast": None if dtype is None else str(dtype).removeprefix("torch."),
+            "arithmetic": self.arithmetic(),
             "loss_scaling": self.loss_scaling,
             "switches": self._numerics.read(),
         }
+
+    def arithmetic(self) -> str | None:
+        """What matrix products are computed in: "fp32", "tf32", "bf16", "fp16"; None where the vendor does not say."""
+        return self._numerics.arithmetic() if self.autocast_dtype is None else _SHORT[self.autocast_dtype]
+
+    def channels_last(self) -> bool:
+        """Whether convolutions are faster in channels_last under the policy in force."""
+        return self.policy is not None and self._numerics.channels_last(self.policy)
 
     def autocast(self, enabled: bool = True) -> contextlib.AbstractContextManager[Any]:
         """A context in which operations compute in the policy's dtype; it only casts."""

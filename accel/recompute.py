@@ -9,13 +9,33 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from accel.errors import ArgumentError, UnsupportedError
+
+Replay = Callable[[], contextlib.AbstractContextManager[None]]
+
+
+class Replayer(Protocol):
+    """What a device type that has no torch device module does in place of it; its backend registers it."""
+
+    def capture(self, device: torch.device) -> Replay:
+        """Remember random state and autocast before a forward; what comes back puts them back for a recomputation."""
+
+    def apart(self, tensor: torch.Tensor) -> torch.Tensor:
+        """An equal tensor that a compiler does not know to be equal."""
+
+
+_replayers: dict[str, Replayer] = {}  # by device type
+
+
+def register_replayer(device_type: str, replayer: Replayer) -> None:
+    """Let `checkpoint` take tensors of `device_type`."""
+    _replayers[device_type] = replayer
 
 
 def checkpoint(run: Callable[..., Any], *args: Any, modules: Sequence[nn.Module] = (), **kwargs: Any) -> Any:
@@ -37,8 +57,41 @@ def checkpoint(run: Callable[..., Any], *args: Any, modules: Sequence[nn.Module]
             f"the modules it calls, as in "
             "checkpoint(run, x, modules=[model.layer1]), so that their buffers are updated once"
         )
-    _check_devices(args)
+    device = _without_module(args)
+    if device is not None:
+        return _replayed(run, args, kwargs, owners, device)
     return torch_checkpoint(run, *args, use_reentrant=False, context_fn=lambda: _contexts(owners), **kwargs)
+
+
+def _replayed(
+    run: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    owners: Sequence[nn.Module],
+    device: torch.device,
+) -> Any:
+    """As `checkpoint`, on a device whose own part torch does not know: torch is shown no tensor of it."""
+    replayer = _replayers[device.type]
+    replay = replayer.capture(device)
+    again = False
+
+    def call() -> Any:
+        if not again:
+            return run(*args, **kwargs)
+        mine = (isinstance(arg, torch.Tensor) and arg.device == device for arg in args)
+        return run(*(replayer.apart(arg) if here else arg for arg, here in zip(args, mine, strict=True)), **kwargs)
+
+    @contextlib.contextmanager
+    def recomputing() -> Iterator[None]:
+        nonlocal again
+        again = True
+        try:
+            with replay(), _buffers_kept(owners):
+                yield
+        finally:
+            again = False
+
+    return torch_checkpoint(call, use_reentrant=False, context_fn=lambda: (contextlib.nullcontext(), recomputing()))
 
 
 def _contexts(
@@ -63,11 +116,19 @@ def _buffers_kept(owners: Sequence[nn.Module]) -> Iterator[None]:
             module._buffers[name] = buffer
 
 
-def _check_devices(args: Sequence[Any]) -> None:
-    for kind in {arg.device.type for arg in args if isinstance(arg, torch.Tensor)}:
+def _without_module(args: Sequence[Any]) -> torch.device | None:
+    """The device of `args` for which torch has no device module; None where torch does everything itself.
+
+    Raises `UnsupportedError` where nobody could replay a dropout mask.
+    """
+    for device in {arg.device for arg in args if isinstance(arg, torch.Tensor)}:
+        if device.type in _replayers:
+            return device
         try:
-            torch.get_device_module(kind)
+            torch.get_device_module(device.type)
         except RuntimeError as error:
             raise UnsupportedError(
-                f"checkpoint(): torch has no module for device type {kind!r}, so dropout masks could not be replayed"
+                f"checkpoint(): torch has no module for device type {device.type!r}, so dropout masks could not be "
+                "replayed"
             ) from error
+    return None

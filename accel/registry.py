@@ -13,7 +13,7 @@ import logging
 import os
 from typing import TYPE_CHECKING
 
-from accel.backend import Backend, BackendInfo, BackendSpec
+from accel.backend import Backend, BackendInfo, BackendSpec, NeedsVariables
 from accel.errors import BackendError
 
 if TYPE_CHECKING:
@@ -76,8 +76,10 @@ def backends() -> list[BackendInfo]:
     return [_probe(spec) for spec in specs()]
 
 
-def get_backend(name: str | None = None) -> Backend:
+def get_backend(name: str | None = None, *, timeout: float | None = None) -> Backend:
     """Load the backend `name`, or the one that `ACCEL_BACKEND` or the hardware decides.
+
+    `timeout`: seconds that the session will wait for other ranks, for vendor libraries that want it before they load.
 
     Raises `BackendError` when it is unknown, unusable or ambiguous; the message lists every registered backend and
     why it is or isn't usable.
@@ -85,6 +87,8 @@ def get_backend(name: str | None = None) -> Backend:
     spec, info = select(name)
     from accel import _env
 
+    if timeout is not None and isinstance(spec, NeedsVariables):
+        _env.set_vendor_variables(spec.variables(timeout))
     with _env.without_autoload():
         from accel.collective import Collective
         from accel.precision import Precision

@@ -66,7 +66,7 @@ class Session:
         self._models: list[nn.Module] = []
         self._optimizers: dict[int, torch.optim.Optimizer] = {}
         run = start.backend.device.flush if self._alone else start.sync.cut
-        self._cuts = Cuts(start.backend.device, run) if start.backend.kind == "lazy" else None
+        self._cuts = Cuts(start.backend.device, run, alone=self._alone) if start.backend.kind == "lazy" else None
         self._boundary = Boundary(
             start.backend,
             self._window,
@@ -100,8 +100,8 @@ class Session:
 
     @property
     def dropped_batches(self) -> int:
-        """Training batches of this rank that were not used because another rank had no more; of a loader without a
-        length, those that were fetched already.
+        """Training batches of this rank that were not used: another rank had no more (of a loader without a length,
+        those that were fetched already), or the last one was short and `batches` dropped it.
         """
         return self._batches.dropped
 
@@ -119,8 +119,9 @@ class Session:
 
         A model alone comes back alone, otherwise as a tuple `(model, *optimizers)`. Parameters and buffers become
         those of rank 0 on every rank. `buffers` says whose BatchNorm statistics hold after each window: "rank0",
-        "mean" (of floating-point ones) or "local". Raises `ModelError` for parameters in half precision, on several
-        devices or of another model.
+        "mean" (of floating-point ones) or "local". `channels_last` is the memory layout of convolutions; None takes it
+        where the backend is faster with it, and contiguous where the device knows no other. Raises `ModelError` for
+        parameters in half precision, on several devices or of another model.
         """
         if buffers not in BUFFER_POLICIES:
             raise ArgumentError(f"prepare(buffers={buffers!r}): expected one of {', '.join(BUFFER_POLICIES)}")
@@ -132,7 +133,7 @@ class Session:
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         if compile:
             self.backend.capabilities().require("prepare.compile")
-        _prepare.place(model, optimizers, self.device, bool(channels_last))
+        _prepare.place(model, optimizers, self.device, _prepare.layout(model, channels_last, self.backend))
         self._names.update({id(parameter): name for name, parameter in model.named_parameters()})
         called: Any = torch.compile(model) if compile else model
         called = self._sync.wrap(called, buffers=buffers, unused_parameters=unused_parameters)
@@ -163,17 +164,20 @@ class Session:
         skip: int = 0,
         steps: int | None = None,
         prefetch: int = 2,
+        short: str | None = None,
     ) -> Iterator[Any]:
         """Iterate over `loader` with its batches on the device.
 
         train: ranks agree on the number of batches (what is dropped is counted in `dropped_batches`), `epoch` reaches
         `set_epoch`, and a loaded checkpoint's epoch goes on with its next unseen batch. train=False: every batch, no
         communication. `skip` leaves out the first batches; `steps` is the largest number of batches (micro-batches)
-        to give; `prefetch` batches are copied ahead to the device.
+        to give; `prefetch` batches are copied ahead to the device. `short`: whether training sees a last batch that is
+        smaller than the others ("keep", the default of eager devices) or not ("drop", counted in `dropped_batches`, the
+        default of lazy devices, which compile a graph for each shape).
         """
-        _loader.check_arguments(train, epoch, skip, steps, prefetch)
+        _loader.check_arguments(train, epoch, skip, steps, prefetch, short)
         if train:
-            return self._batches.train(loader, epoch, skip, steps, prefetch)
+            return self._batches.train(loader, epoch, skip, steps, prefetch, short)
         return self._batches.evaluate(loader, epoch, skip, steps)
 
     def backward(self, loss: torch.Tensor, weight: Any = None) -> None:
@@ -217,6 +221,8 @@ class Session:
             raise ArgumentError("step() got no optimizer; pass every optimizer of the window, as prepare returned them")
         self._micro_batches += 1
         window = self._window
+        if self._cuts is not None:
+            self._cuts.stepping(self._boundary.steps + 1)
         if final or window.last:
             result = self._boundary.run(optimizers, scheduler)
             position = self._batches.position
@@ -319,18 +325,22 @@ class Session:
         if left_cleanly or self._closed:
             self._close(failed=False)
             return
-        known = self._sync.explained(exc) if isinstance(exc, RuntimeError) and not isinstance(exc, AccelError) else None
+        known: AccelError | None = None
+        if isinstance(exc, RuntimeError) and not isinstance(exc, AccelError) and not self.backend.memory.is_oom(exc):
+            known = self._sync.explained(exc) or self.backend.device.explained(exc)
         with contextlib.suppress(AccelError, RuntimeError):  # the exception on its way out matters more
             if not self._alone:
                 self.backend.collective.abort(f"{type(exc).__name__}: {exc}")
             self._close(failed=True)
         if known is not None:
-            raise known from exc  # DDP communicates in forward too, where nothing of ours stands around it
+            raise known from exc  # raised where nothing of ours stands around it: in DDP's forward, or at a late line
 
     def _close(self, failed: bool) -> None:
         if self._closed:
             return
         self._closed = True
+        if self._cuts is not None:
+            self._cuts.stop()
         if not failed:
             self._drop_window("the session was closed")
         self.backend.precision.restore()

@@ -10,7 +10,7 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -36,6 +36,7 @@ class Handle(ABC):
 class Transport(ABC):
     """Tensor operations between the ranks of a group. `group` is what `new_group` returned, or None for all ranks."""
 
+    blocks: ClassVar[bool] = True  # whether waiting blocks the host (gloo); False where it orders streams (nccl, hccl)
     name: str  # the fabric's name: "gloo", "nccl", "hccl", "xla"
     native_dtypes: frozenset[torch.dtype]  # carried as they are
     native_reductions: Mapping[str, frozenset[torch.dtype]]  # reduce op -> dtypes reduced as they are
@@ -102,6 +103,12 @@ class Transport(ABC):
 
         Raises `CollectiveTimeout`, running nothing, where ranks do not come.
         """
+
+    def fault(self, error: RuntimeError) -> str | None:
+        """What an error of this fabric means and what to change, in one line; None where `error` is not the fabric's,
+        or says all itself.
+        """
+        return None
 
     @abstractmethod
     def abort(self) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import platform
 import socket
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from accel import __version__
+from accel.chips import Recognition, recognise
 from accel.records import Figure, Hardware, Label, Numerics
 
 if TYPE_CHECKING:
@@ -19,6 +21,7 @@ class Environment(NamedTuple):
     """The parts of a record that describe the machine."""
 
     hardware: Hardware
+    recognition: Recognition  # of the chip, in accel's table
     versions: dict[str, str]
     numerics: Numerics
     peak_allocated: Figure
@@ -26,8 +29,11 @@ class Environment(NamedTuple):
     warnings: list[str]
 
 
-def gather(session: Session) -> Environment:
-    """Read everything on this rank and exchange what may differ; every rank must call it, while the session is open."""
+def gather(session: Session, conditions: dict[str, str]) -> Environment:
+    """Read everything on this rank and exchange what may differ; every rank must call it, while the session is open.
+
+    conditions: how the benchmark ran its steps, recorded beside the numerics in force.
+    """
     backend = session.backend
     properties = backend.device.properties()
     stats = backend.memory.stats()
@@ -49,6 +55,7 @@ def gather(session: Session) -> Environment:
             hosts=Figure(len({rank["host"] for rank in ranks}), "hosts"),
             details=dict(properties.extra),
         ),
+        recognition=_recognition(properties.name, properties.total_memory, chips),
         versions={
             "accel": __version__,
             "torch": torch.__version__,
@@ -56,11 +63,30 @@ def gather(session: Session) -> Environment:
             "os": platform.platform(),
             **backend.versions,
         },
-        numerics=_numerics(session),
+        numerics=_numerics(session, conditions),
         peak_allocated=allocated,
         peak_reserved=reserved,
         warnings=warnings,
     )
+
+
+def _recognition(name: str | None, memory: int | None, chips: list[str]) -> Recognition:
+    if len(chips) > 1:
+        return Recognition(None, f"ranks ran on different chips: {', '.join(chips)}")
+    return recognise(name, memory)
+
+
+def counted(session: Session, before: Mapping[str, int]) -> dict[str, Figure]:
+    """What the device's counters moved since `before`, on the rank with most; every rank must call it."""
+    device = session.backend.device
+    mine = {name: value - before[name] for name, value in device.counters().items()}
+    ranks = session.backend.collective.all_gather_object(mine)
+    figures = {}
+    for name, unit in (("compiles", "graphs"), ("fallbacks", "operations")):
+        why_not = device.uncounted().get(name)
+        value = None if why_not else max(rank[name] for rank in ranks)
+        figures[name] = Figure(value, unit, reason=why_not)
+    return figures
 
 
 def _chip(name: str | None, chips: list[str]) -> Label:
@@ -76,8 +102,8 @@ def _peak(ranks: list[dict[str, list[int | None]]], index: int) -> Figure:
     return Figure(None, "bytes", reason=str(next(reason for rank in ranks if (reason := rank["reasons"][index]))))
 
 
-def _numerics(session: Session) -> Numerics:
+def _numerics(session: Session, conditions: dict[str, str]) -> Numerics:
     described = session.backend.precision.describe()
     policy = described.pop("policy")
     in_force = described.pop("switches")
-    return Numerics(str(policy), {**described, **in_force})
+    return Numerics(str(policy), {**described, **in_force, **conditions})

@@ -26,9 +26,11 @@ class Options:
     workers: int = 0  # data loading processes a rank
     seed: int = 0
     evaluate: bool = False  # accuracy on held-out data after the run
+    compile: bool = False  # torch.compile
+    graphs: bool = False  # forward and backward recorded once and replayed (CUDA graphs)
 
     def __post_init__(self) -> None:
-        least = {"workers": 0, "seed": 0, "evaluate": 0}
+        least = {"workers": 0, "seed": 0, "evaluate": 0, "compile": 0, "graphs": 0}
         for option in fields(self):
             value = getattr(self, option.name)
             if isinstance(value, int) and value < least.get(option.name, 1):
@@ -37,6 +39,10 @@ class Options:
             raise ArgumentError(f"model is {self.model!r}; expected one of {', '.join(MODELS)}")
         if self.steps is not None and self.epochs is not None:
             raise ArgumentError(f"steps is {self.steps} and epochs is {self.epochs}; give one of the two")
+        if self.graphs and (self.compile or self.accumulate > 1):
+            raise ArgumentError(
+                "graphs are recorded for whole, uncompiled steps; give --cuda-graphs without --compile and --accumulate"
+            )
         if self.data == "synthetic" and (self.epochs is not None or self.evaluate):
             raise ArgumentError(
                 "synthetic data has no epochs and nothing to evaluate; use --data digits or folder:PATH"

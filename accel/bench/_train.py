@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, default_collate
 
 from accel import models, records
-from accel.errors import DataError
+from accel.errors import ArgumentError, DataError
 
 if TYPE_CHECKING:
     from accel._meter import Meter
@@ -41,7 +41,7 @@ def loader(session: Session, dataset: ImageDataset, batch: int, workers: int) ->
         mine = range(session.rank * batch, (session.rank + 1) * batch)
         images, labels = default_collate([dataset[index] for index in mine])
         move = session.backend.device.move
-        return _Again((move(images), move(labels)))
+        return Again((move(images), move(labels)))
     loader = DataLoader(
         dataset,
         batch,
@@ -49,6 +49,7 @@ def loader(session: Session, dataset: ImageDataset, batch: int, workers: int) ->
         drop_last=True,
         num_workers=workers,
         persistent_workers=workers > 0,
+        pin_memory=session.backend.capabilities().offers("memory.pinned"),
     )
     if len(dataset) // session.world_size < batch:
         raise DataError(
@@ -57,8 +58,8 @@ def loader(session: Session, dataset: ImageDataset, batch: int, workers: int) ->
     return loader
 
 
-class _Again:
-    """One batch again and again; the length only says after how many an epoch ends."""
+class Again:
+    """A loader that gives one batch again and again; the length only says after how many an epoch ends."""
 
     def __init__(self, batch: tuple[torch.Tensor, torch.Tensor], length: int = 1000) -> None:
         self._batch = batch
@@ -72,12 +73,26 @@ class _Again:
 
 
 class Trainer:
-    """A prepared model, optimizer and schedule over `total` optimizer steps."""
+    """A prepared model, optimizer and schedule over `total` optimizer steps on `devices` (default: the session's)."""
 
-    def __init__(self, session: Session, model: str, classes: int, loader: Any, batch: int, total: int) -> None:
-        module: nn.Module = getattr(models, model)(classes, zero_init_residual=True)
+    def __init__(
+        self,
+        session: Session,
+        options: Options,
+        dataset: ImageDataset,
+        loader: Any,
+        total: int,
+        devices: int | None = None,
+    ) -> None:
+        offers = session.backend.capabilities()
+        if options.graphs:
+            offers.require("train.graphs")
+            if session.world_size > 1:
+                raise ArgumentError(f"--cuda-graphs is for one process; this run has {session.world_size} ranks")
+        module: nn.Module = getattr(models, options.model)(dataset.num_classes, zero_init_residual=True)
         self.parameters = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
-        self.lr = LR_PER_IMAGE * batch * session.accumulate * session.world_size
+        self.devices = session.world_size if devices is None else devices
+        self.lr = LR_PER_IMAGE * options.batch * session.accumulate * self.devices
         warm = max(1, round(WARM_UP * total))
 
         def share(step: int) -> float:  # of the peak; it stays at its end when warm-up is extended
@@ -89,9 +104,21 @@ class Trainer:
             {"params": [p for p in module.parameters() if p.ndim > 1], "weight_decay": WEIGHT_DECAY},
             {"params": [p for p in module.parameters() if p.ndim == 1], "weight_decay": 0.0},  # BatchNorm, biases
         ]
-        optimizer = torch.optim.SGD(groups, lr=self.lr, momentum=MOMENTUM)
+        fused = offers.offers("train.fused_optimizer")
+        optimizer = torch.optim.SGD(groups, lr=self.lr, momentum=MOMENTUM, fused=fused)
         self._scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, share)
-        self.model, self._optimizer = session.prepare(module, optimizer)
+        self.model, self._optimizer = session.prepare(module, optimizer, compile=options.compile)
+        if options.graphs:
+            sample = torch.zeros(options.batch, 3, dataset.size, dataset.size, device=session.device)
+            self.model = session.backend.device.graphed(self.model, sample, session.backend.precision.autocast_dtype)
+        weight = next(p for p in module.parameters() if p.ndim == 4 and p.shape[2] > 1)
+        last = weight.is_contiguous(memory_format=torch.channels_last)
+        # How the step ran, beside the numerics: neither changes what is trained.
+        self.conditions = {
+            "execution": "torch.compile" if options.compile else "graphs" if options.graphs else "eager",
+            "memory_format": "channels_last" if last else "contiguous",
+            "optimizer_kernels": "fused" if fused else "torch's default",
+        }
         self._session = session
         self._loader = loader
 
@@ -134,7 +161,7 @@ def evaluate(session: Session, model: nn.Module, dataset: ImageDataset, batch: i
     return meter.read()["accuracy"]
 
 
-def workload(session: Session, trainer: Trainer, dataset: ImageDataset, options: Options) -> records.Workload:
+def workload(trainer: Trainer, dataset: ImageDataset, options: Options) -> records.Workload:
     """What was trained, for the record."""
     data = dataset.name
     if data == "folder":  # another folder is other data
@@ -148,7 +175,7 @@ def workload(session: Session, trainer: Trainer, dataset: ImageDataset, options:
         image_size=records.Figure(dataset.size, "px"),
         batch_per_device=records.Figure(options.batch, "images"),
         accumulate=records.Figure(options.accumulate, "micro-batches"),
-        global_batch=records.Figure(options.batch * options.accumulate * session.world_size, "images"),
+        global_batch=records.Figure(options.batch * options.accumulate * trainer.devices, "images"),
         optimizer=trainer.recipe,
         seed=options.seed,
     )

@@ -20,7 +20,8 @@ from accel.bench._options import Options
 from accel.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from accel.bench._timing import RankTiming
+    from accel.bench._efficiency import Counted
+    from accel.bench._timing import RankTiming, Summary
     from accel.bench._train import Trainer
     from accel.session import Session
 
@@ -45,7 +46,7 @@ def run(options: Options, out: str | Path, command: str) -> tuple[Path, records.
     Raises `ArgumentError` or `DataError` for what cannot be run or written, before anything runs.
     """
     from accel import data, init, rendezvous
-    from accel.bench import _environment, _train
+    from accel.bench import _efficiency, _environment, _timing, _train
     from accel.precision import checked_policy
 
     started = datetime.now(timezone.utc)
@@ -58,19 +59,43 @@ def run(options: Options, out: str | Path, command: str) -> tuple[Path, records.
         path = records.destination(out, record_id)
     with init(precision=options.precision, accumulate=options.accumulate, seed=options.seed) as session:
         session.backend.memory.reset_peak()
+        counters = session.backend.device.counters()
         loader = _train.loader(session, train, options.batch, options.workers)
         schedule = _schedule(options, session, loader)
-        trainer = _train.Trainer(session, options.model, train.num_classes, loader, options.batch, schedule.total)
+        trainer = _train.Trainer(session, options, train, loader, schedule.total)
         timings, points = _timed(session, trainer, schedule)
         accuracy = None
         if options.evaluate:
             accuracy = _train.evaluate(session, trainer.model, held_out, options.batch, options.workers)
-        machine = _environment.gather(session)
+        machine = _environment.gather(session, trainer.conditions)
+        counted = _environment.counted(session, counters)
         if not session.is_main:
             return None
-        work = _train.workload(session, trainer, train, options)
+        work = _train.workload(trainer, train, options)
+        summary = _timing.summarize(timings)
+        used = _efficiency.count(
+            options,
+            train.num_classes,
+            train.size,
+            machine.recognition,
+            session.backend.precision.arithmetic(),
+            summary.throughput / session.world_size,
+            session.backend.origin,
+        )
         record = _record(
-            record_id, started, command, options, session, machine, work, schedule, timings, points, accuracy
+            record_id,
+            started,
+            command,
+            options,
+            session,
+            machine,
+            counted,
+            work,
+            schedule,
+            summary,
+            used,
+            points,
+            accuracy,
         )
         return records.write(record, path), record
 
@@ -140,17 +165,20 @@ def _record(
     options: Options,
     session: Session,
     machine: Any,
+    counted: dict[str, records.Figure],
     work: records.Workload,
     schedule: Schedule,
-    timings: list[RankTiming],
+    summary: Summary,
+    used: Counted,
     points: list[tuple[int, float | None]],
     accuracy: float | None,
 ) -> records.Record:
     from accel.bench import _timing
 
     Figure = records.Figure  # noqa: N806 - a type
-    summary = _timing.summarize(timings)
     warnings = [*summary.warnings, *machine.warnings]
+    if used.warning:
+        warnings.append(used.warning)
     lost = [step for step, value in points if value is None]
     if lost:
         warnings.append(
@@ -190,7 +218,9 @@ def _record(
             accuracy=_or_reason(accuracy, "fraction", "not evaluated; run with --evaluate"),
             peak_allocated=machine.peak_allocated,
             peak_reserved=machine.peak_reserved,
+            **counted,
         ),
+        efficiency=used.efficiency,
         warnings=tuple(warnings),
     )
 

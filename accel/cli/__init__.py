@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import typer
 
-from accel.cli import bench, compare, doctor, launch
+from accel.cli import bench, chips, compare, conformance, doctor, emulate, launch, predict
 from accel.errors import AccelError
 
 app = typer.Typer(
@@ -24,7 +24,12 @@ app = typer.Typer(
 app.command()(doctor.doctor)
 app.add_typer(bench.app, name="bench")
 app.command()(compare.compare)
-app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})(launch.launch)
+app.command()(predict.predict)
+app.command()(chips.chips)
+app.command()(conformance.conformance)
+FOREIGN = {"allow_interspersed_args": False, "ignore_unknown_options": True}  # what follows belongs to another program
+app.command(context_settings=FOREIGN)(launch.launch)
+app.command(context_settings=FOREIGN)(emulate.emulate)
 
 
 def main() -> NoReturn:

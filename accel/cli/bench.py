@@ -6,10 +6,13 @@ import json
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import rich
 import typer
+
+if TYPE_CHECKING:
+    from accel.records import Record
 
 app = typer.Typer(help="Run a benchmark and write its record.", no_args_is_help=True)
 
@@ -23,7 +26,9 @@ def _group() -> None:
 def resnet50(
     out: Annotated[str, typer.Option(help="Folder for the record, or a file that ends in .json.")] = "results",
     model: Annotated[str, typer.Option(help="resnet50 or resnet18.")] = "resnet50",
-    data: Annotated[str, typer.Option(help="digits, synthetic or folder:PATH.")] = "digits",
+    data: Annotated[
+        str | None, typer.Option(help="digits, synthetic or folder:PATH; digits by default, synthetic with --aot.")
+    ] = None,
     size: Annotated[int | None, typer.Option(help="Image side in px; 32 for digits, else 224.")] = None,
     batch: Annotated[int, typer.Option(help="Images a micro-batch on one device.")] = 32,
     accumulate: Annotated[int, typer.Option(help="Micro-batches an optimizer step.")] = 1,
@@ -35,15 +40,28 @@ def resnet50(
     workers: Annotated[int, typer.Option(help="Data loading processes of each rank.")] = 0,
     seed: Annotated[int, typer.Option(help="Seed of host and device generators.")] = 0,
     evaluate: Annotated[bool, typer.Option("--evaluate", help="Accuracy on held-out data after the run.")] = False,
+    aot: Annotated[
+        str | None, typer.Option(metavar="TOPOLOGY", help="Run nothing; compile a step for this TPU, such as v5e:2x2.")
+    ] = None,
+    fit: Annotated[bool, typer.Option("--fit", help="With --aot: the largest batch on one device that fits.")] = False,
+    aot_python: Annotated[
+        str | None, typer.Option(help="With --aot: the Python that has jax and libtpu; else ACCEL_AOT_PYTHON.")
+    ] = None,
+    aot_optimization: Annotated[
+        str, typer.Option(help="With --aot: O0 to O3, or default, libtpu's own, which takes ten times as long as O0.")
+    ] = "O0",
+    compiled: Annotated[bool, typer.Option("--compile", help="Run the model through torch.compile.")] = False,
+    cuda_graphs: Annotated[
+        bool, typer.Option("--cuda-graphs", help="Record forward and backward once, then replay them.")
+    ] = False,
 ) -> None:
     """Train ResNet-50 and time it: throughput, step times, loss curve, and accuracy with --evaluate."""
     from accel.bench._options import Options
-    from accel.bench.resnet50 import run
-    from accel.compare import show
+    from accel.errors import ArgumentError
 
     options = Options(
         model=model,
-        data=data,
+        data=data or ("digits" if aot is None else "synthetic"),
         size=size,
         batch=batch,
         accumulate=accumulate,
@@ -55,8 +73,25 @@ def resnet50(
         workers=workers,
         seed=seed,
         evaluate=evaluate,
+        compile=compiled,
+        graphs=cuda_graphs,
     )
-    outcome = run(options, out, shlex.join(["accel", *sys.argv[1:]]))
+    command = shlex.join(["accel", *sys.argv[1:]])
+    if aot is not None:
+        from accel.bench import aot as ahead
+
+        _show_prediction(
+            *ahead.run(options, aot, out, command, fit=fit, optimization=aot_optimization, python=aot_python)
+        )
+        return
+    if fit or aot_python is not None:
+        raise ArgumentError(
+            f"{'--fit' if fit else '--aot-python'} was given without --aot; name a topology: --aot v5e:2x2"
+        )
+    from accel.bench.resnet50 import run
+    from accel.compare import show
+
+    outcome = run(options, out, command)
     if outcome is None:
         return
     path, record = outcome
@@ -70,6 +105,61 @@ def resnet50(
     for warning in record.warnings:
         console.print(f"warning: {warning}", markup=False, highlight=False)
     console.print(f"record: {path}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _show_prediction(path: Path, record: Record) -> None:
+    from accel.compare import show
+
+    found, console = record.prediction, rich.get_console()
+    assert found is not None
+    batch = record.workload.batch_per_device.value
+    where = (
+        f"{found.topology} ({record.hardware.chip.value}, {record.hardware.devices.words()}), batch {batch} a device"
+    )
+    if found.fits:
+        figures = f"fits: peak HBM {show(record.results.peak_allocated)}, temporary {show(found.temporary)}, arguments "
+        figures += f"{show(found.arguments)}, {show(found.flops)} and {show(found.bytes_accessed)} moved a step"
+    else:
+        figures = f"does not fit: {show(found.missing)} are missing of {show(found.needed)}. {found.message}"
+    lines = [f"{where}: {figures}; compiled in {show(found.compile_time)} ({record.origin})"]
+    if found.batches_tried:
+        tried = ", ".join(map(str, found.batches_tried))
+        lines.append(f"largest batch {found.largest_batch.words()} in {len(found.batches_tried)} compilations: {tried}")
+    lines += [f"warning: {warning}" for warning in record.warnings]
+    for line in (*lines, f"record: {path}"):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+@app.command()
+def aot_table(
+    out: Annotated[str, typer.Option(help="Folder for the records and table.md.")],
+    model: Annotated[str, typer.Option(help="resnet50 or resnet18.")] = "resnet50",
+    size: Annotated[int, typer.Option(help="Image side in px.")] = 224,
+    precision: Annotated[str, typer.Option(help="fp32, tf32 or bf16.")] = "bf16",
+    topology: Annotated[list[str] | None, typer.Option(help="Repeatable; one chip of v3 to tpu7x by default.")] = None,
+    batch: Annotated[list[int] | None, typer.Option(help="Images on one device; repeatable; 32, 256, 1024.")] = None,
+    missing: Annotated[bool, typer.Option("--missing", help="Keep the records that are there.")] = False,
+    aot_python: Annotated[str | None, typer.Option(help="The Python that has jax and libtpu.")] = None,
+    aot_optimization: Annotated[str, typer.Option(help="O0 to O3, or default, libtpu's own.")] = "O0",
+) -> None:
+    """A training step compiled for each TPU generation at several batches, with no TPU at hand: records and a table."""
+    from accel.bench import aot_table as tables
+    from accel.bench._options import Options
+
+    options = Options(model=model, data="synthetic", size=size, precision=precision)
+    console = rich.get_console()
+    path = tables.run(
+        options,
+        out,
+        shlex.join(["accel", *sys.argv[1:]]),
+        topologies=topology or tables.TOPOLOGIES,
+        batches=batch or tables.BATCHES,
+        missing_only=missing,
+        optimization=aot_optimization,
+        python=aot_python,
+        told=lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True),
+    )
+    console.print(f"table: {path}", markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command()

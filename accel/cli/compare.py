@@ -18,6 +18,9 @@ def compare(
     html: Annotated[str | None, typer.Option(help="Write one self-contained HTML page to this file.")] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown instead of a table.")] = False,
     csv: Annotated[bool, typer.Option("--csv", help="Print CSV instead of a table.")] = False,
+    with_published: Annotated[
+        bool, typer.Option("--with-published", help="Lay published figures of the same models beside, with sources.")
+    ] = False,
     skip_invalid: Annotated[
         bool, typer.Option("--skip-invalid", help="Leave out .json files of a folder that are not records.")
     ] = False,
@@ -29,6 +32,8 @@ def compare(
         raise ArgumentError("both --markdown and --csv were given; give one of the two")
     loaded = comparing.load(paths, skip_invalid=skip_invalid)
     report = comparing.compare(loaded.records.values())
+    if with_published:
+        report = comparing.with_published(report)
     written = comparing.write_html(report, html, loaded.skipped) if html else None
     if markdown:
         sys.stdout.write(comparing.markdown_text(report))

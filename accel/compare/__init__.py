@@ -11,6 +11,7 @@ from accel.compare._cells import show
 from accel.compare._groups import Entry, Group, Report, compare
 from accel.compare._html import write_html
 from accel.compare._load import Loaded, load
+from accel.compare._published import with_published
 from accel.compare._terminal import print_report
 from accel.compare._text import csv_text, markdown_text
 
@@ -25,5 +26,6 @@ __all__ = [
     "markdown_text",
     "print_report",
     "show",
+    "with_published",
     "write_html",
 ]

@@ -12,7 +12,7 @@ ORIGIN_MEANING = {
     "measured": "measured on this hardware",
     "emulated": "from an emulator or a CPU client; says nothing of a chip's speed",
     "published": "published by others, not measured by accel",
-    "predicted": "predicted by a model, not measured",
+    "predicted": "predicted, by a model or by a compiler; nothing ran",
 }
 
 
@@ -28,11 +28,13 @@ class Cell:
 def columns(entry: Entry, baseline: Entry) -> dict[str, Cell]:
     """The figures of one record by column title, in order."""
     record, results = entry.record, entry.record.results
+    compiled = {} if baseline.record.prediction is None else _compiled(record)
     return {
         "throughput": cell(record, results.throughput),
         "repeats": _repeats(record),
         "per device": cell(record, results.throughput_per_device),
         f"vs {baseline.tag}": _ratio(entry),
+        "MFU": _utilisation(record),
         "step time": cell(record, results.step_time),
         "p10 to p90": _spread(record),
         "loss": _loss(record),
@@ -40,6 +42,22 @@ def columns(entry: Entry, baseline: Entry) -> dict[str, Cell]:
         "peak allocated": cell(record, results.peak_allocated),
         "peak reserved": cell(record, results.peak_reserved),
         "compile": cell(record, results.compile_time),
+        "compiled": cell(record, results.compiles),
+        "on the host": cell(record, results.fallbacks),
+        **compiled,
+    }
+
+
+def _compiled(record: Record) -> dict[str, Cell]:
+    """What a compiler said of a program that never ran; for groups of such records."""
+    found = record.prediction
+    if found is None:
+        return dict.fromkeys(("temporary", "work a step", "moved a step", "missing memory"), Cell("-"))
+    return {
+        "temporary": cell(record, found.temporary),
+        "work a step": cell(record, found.flops),
+        "moved a step": cell(record, found.bytes_accessed),
+        "missing memory": cell(record, found.missing),
     }
 
 
@@ -59,6 +77,8 @@ def show(figure: Figure) -> str:
         return f"{value:.3g} s" if value >= 1 else f"{value * 1e3:.3g} ms"
     if unit == "bytes":
         return f"{value / 2**30:.2f} GiB" if value >= 2**30 else f"{value / 2**20:.0f} MiB"
+    if unit == "FLOP":
+        return f"{value / 1e12:.2f} TFLOP" if value >= 1e11 else f"{value / 1e9:.3g} GFLOP"
     if unit == "fraction":
         return f"{value * 100:.2f} %"
     return f"{number(value)} {unit}"
@@ -71,6 +91,17 @@ def number(value: float) -> str:
     if value and not 1e-3 <= abs(value) < 1e9:
         return f"{value:.3g}"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _utilisation(record: Record) -> Cell:
+    """Model FLOPs utilisation with its denominator."""
+    used = record.efficiency
+    if used is None:
+        return Cell("-", why="the work of the step was not counted")
+    if used.mfu.value is None or used.peak.value is None:
+        return Cell("-", why=used.mfu.reason)
+    peak = f"{used.peak.value / 1e12:,.4g} TFLOP/s"
+    return Cell(f"{used.mfu.value:.1%} of {peak} dense {used.arithmetic.value}", record.origin_of(used.mfu))
 
 
 def _repeats(record: Record) -> Cell:

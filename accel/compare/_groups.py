@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from accel.compare._parity import Parity, parities
+from accel.published import Run
 from accel.records import Figure, Record
 
 
@@ -57,6 +59,8 @@ class Report:
 
     groups: list[Group]
     differences: list[Difference]
+    parity: list[Parity]  # of the loss curves, across origins
+    published: tuple[Run, ...] = ()  # laid beside, see `with_published`
 
     @property
     def entries(self) -> list[Entry]:
@@ -75,7 +79,8 @@ def compare(records: Iterable[Record]) -> Report:
         for i, members in enumerate(by_key.values())
     ]
     keys = {f"group {group.name}": group.key for group in groups}
-    return Report(groups, _differences(keys))
+    entries = sorted((entry for group in groups for entry in group.entries), key=lambda entry: int(entry.tag[1:]))
+    return Report(groups, _differences(keys), parities(entries, _work))
 
 
 _FIELDS: dict[str, Callable[[Record], str | Figure]] = {
@@ -100,6 +105,13 @@ def _key(record: Record) -> dict[str, str]:
     return {name: value if isinstance(value, str) else value.words() for name, value in values.items()}
 
 
+def _work(entry: Entry) -> tuple[str, ...]:
+    """What decides a run's losses: everything that its group shares but the origin, its seed and its schedule."""
+    record = entry.record
+    shared = [value for name, value in _key(record).items() if name != "origin"]
+    return (*shared, str(record.workload.seed), record.protocol.repeats.words())
+
+
 def _ratio(record: Record, baseline: Record) -> float | None:
     own, base = record.results.throughput, baseline.results.throughput
     if own.value is None or not base.value or record.origin_of(own) != baseline.origin_of(base):
@@ -121,9 +133,15 @@ def _condition(record: Record) -> dict[str, str]:
         "clock": protocol.clock,
         "loader workers": protocol.loader_workers.words(),
         "hosts": record.hardware.hosts.words(),
+        **_compilation(record),
         **{f"numerics: {name}": str(value) for name, value in record.numerics.in_force.items()},
         **{f"version: {name}": value for name, value in record.versions.items()},
     }
+
+
+def _compilation(record: Record) -> dict[str, str]:
+    found = record.prediction
+    return {} if found is None else {"compiled for": found.topology, "optimization": found.optimization}
 
 
 def _differences(named: dict[str, dict[str, str]]) -> list[Difference]:

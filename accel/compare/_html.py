@@ -11,8 +11,10 @@ from pathlib import Path
 from accel import __version__
 from accel.compare._cells import ORIGIN_MEANING, columns
 from accel.compare._groups import Entry, Group, Report
+from accel.compare._published import MEANING, TITLE
+from accel.compare._published import columns as columns_of_published
 from accel.errors import ArgumentError
-from accel.records import Figure
+from accel.records import Figure, Label
 
 
 def write_html(report: Report, path: str | os.PathLike[str], skipped: list[str] | None = None) -> Path:
@@ -35,7 +37,10 @@ def write_html(report: Report, path: str | os.PathLike[str], skipped: list[str] 
     page = template.render(
         report=report,
         groups=[(group, _title(group), _rows(group), _plots.plots(group)) for group in report.groups],
-        origins={group.origin: ORIGIN_MEANING[group.origin] for group in report.groups},
+        origins={name: ORIGIN_MEANING[name] for name in _origins(report)},
+        published=[columns_of_published(run) for run in report.published],
+        published_title=TITLE,
+        published_meaning=MEANING,
         skipped=skipped or [],
         color=_plots.color,
         details=_details,
@@ -59,6 +64,11 @@ def write_html(report: Report, path: str | os.PathLike[str], skipped: list[str] 
     return target
 
 
+def _origins(report: Report) -> list[str]:
+    found = dict.fromkeys(group.origin for group in report.groups)
+    return [*found, *(["published"] if report.published and "published" not in found else [])]
+
+
 def _title(group: Group) -> str:
     names = ("model", "data", "image size", "precision")
     return ", ".join(group.key[name] for name in names)
@@ -79,7 +89,10 @@ def _details(entry: Entry) -> dict[str, dict[str, str]]:
     run = {"run": record.id, "time": record.time, "command": record.command, "backend": record.backend.name}
     hardware = {name: _text(getattr(record.hardware, name)) for name in ("devices", "world_size", "hosts")}
     unknown = {name: cell.why for name, cell in columns(entry, entry).items() if cell.why}
+    counted = vars(record.efficiency).items() if record.efficiency else ()
     return {
+        "Work and utilisation": {name: _text(value) for name, value in counted},
+        "Sources": {str(index): source for index, source in enumerate(record.sources, 1)},
         "Run": run | {"execution": record.backend.kind, "origin": record.origin},
         "Numerics in force": {name: str(value) for name, value in record.numerics.in_force.items()},
         "Protocol": protocol,
@@ -96,4 +109,6 @@ def _glue(text: str) -> str:
 
 
 def _text(value: object) -> str:
+    if isinstance(value, Label):
+        return value.value or f"unknown ({value.reason})"
     return value.words() if isinstance(value, Figure) else str(value)

@@ -8,6 +8,9 @@ from rich.text import Text
 
 from accel.compare._cells import ORIGIN_MEANING, ORIGIN_SHORT, Cell, columns
 from accel.compare._groups import Difference, Entry, Group, Report
+from accel.compare._parity import Parity
+from accel.compare._published import MEANING, TITLE
+from accel.compare._published import columns as columns_of_published
 
 _FIELD_WIDTH = 18  # characters for the names of the rows
 _RUN_WIDTH = 30  # characters for a run; more runs than fit go to a table below
@@ -22,8 +25,23 @@ def print_report(report: Report, console: Console) -> None:
         text = f"{count} groups, not comparable with each other: no ratio crosses them. They differ in"
         console.print(Text(text, style="bold yellow"))
         _print_differences(report.differences, console)
-    origins = dict.fromkeys(group.origin for group in report.groups)
+    if report.parity:
+        console.print(Text("Loss parity: the same work, step by step", style="bold"))
+        _print_parity(report.parity, console)
+    if report.published:
+        _print_published(report, console)
+    origins = dict.fromkeys([*(group.origin for group in report.groups), *(["published"] if report.published else [])])
     console.print(Text("; ".join(f"{ORIGIN_SHORT[name]}: {ORIGIN_MEANING[name]}" for name in origins), style="dim"))
+
+
+def _print_published(report: Report, console: Console) -> None:
+    console.print(Text.assemble((TITLE, "bold"), f": {MEANING}"))
+    for run in report.published:
+        row = columns_of_published(run)
+        head = f"{row['chip']} x {row['devices']}: {row['images/s a device']} images/s a device"
+        rest = ", ".join([row["precision"], f"batch {row['batch a device']}", row["software"]])
+        console.print(Text.assemble((head, "bold"), f" publ, {rest} [{row['confidence']}: {row['source']}]"))
+    console.print()
 
 
 def _print_group(group: Group, console: Console) -> None:
@@ -38,6 +56,8 @@ def _print_group(group: Group, console: Console) -> None:
         for warning in entry.record.warnings:
             console.print(Text(f"{entry.tag} warning: {warning}", style="yellow"))
         unknown = [f"{name}: {cell.why}" for name, cell in columns(entry, baseline).items() if cell.why]
+        for source in entry.record.sources:
+            console.print(Text(f"{entry.tag} source: {source}", style="dim"))
         if unknown:
             console.print(Text(f"{entry.tag} not known: {'; '.join(unknown)}", style="dim"))
     if group.conditions:
@@ -74,6 +94,15 @@ def _how(entry: Entry) -> dict[str, str]:
         "threads": f"{record.protocol.threads.words()} ({record.protocol.threads_source})",
         "torch": record.versions.get("torch", "not recorded"),
     }
+
+
+def _print_parity(parity: list[Parity], console: Console) -> None:
+    table = Table()
+    for title in parity[0].words:
+        table.add_column(title, overflow="fold")
+    for one in parity:
+        table.add_row(*(Text(word) for word in one.words.values()))
+    console.print(table)
 
 
 def _cell(cell: Cell) -> Text:

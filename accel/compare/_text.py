@@ -7,6 +7,8 @@ import io
 
 from accel.compare._cells import Cell, columns
 from accel.compare._groups import Difference, Entry, Report
+from accel.compare._published import MEANING, TITLE
+from accel.compare._published import columns as published_columns
 from accel.records import Figure
 
 
@@ -23,9 +25,14 @@ def markdown_text(report: Report) -> str:
             lines.append(_markdown_row([entry.tag, entry.hardware, entry.record.backend.name, *cells]))
         lines.append("")
         warnings = [f"- {entry.tag} warning: {_escape(w)}" for entry in group.entries for w in entry.record.warnings]
+        warnings += [f"- {entry.tag} source: {_escape(s)}" for entry in group.entries for s in entry.record.sources]
         lines += [*warnings, ""] if warnings else []
         lines += _markdown_differences("Differs inside this group", group.conditions)
+    lines += _markdown_published(report)
     lines += _markdown_differences("Groups are not comparable with each other; they differ in", report.differences)
+    if report.parity:
+        rows = [_markdown_row(list(one.words.values())) for one in report.parity]
+        lines += ["### Loss parity", "", *_markdown_head(list(report.parity[0].words)), *rows]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -36,8 +43,27 @@ def csv_text(report: Report) -> str:
         for group in report.groups
         for entry in group.entries
     ]
+    titles = list(dict.fromkeys(title for row in rows for title in row))
+    for run in report.published:
+        row = published_columns(run)
+        rows.append(
+            {
+                "group": "published",
+                "run": row["source"],
+                "chip": row["chip"],
+                "throughput [images/s]": run.throughput,
+                "throughput origin": "published",
+                "throughput_per_device [images/s]": run.per_device,
+                "throughput_per_device origin": "published",
+                "warnings": row["conditions"],
+                "source": row["source"],
+                "published with": ", ".join([row["precision"], f"batch {row['batch a device']}", row["software"]]),
+                "confidence": row["confidence"],
+            }
+        )
+    titles += ["source", "published with", "confidence"] if report.published else []
     text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer = csv.DictWriter(text, titles, restval="", lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
@@ -58,6 +84,9 @@ def _csv_row(group: str, baseline: Entry, entry: Entry) -> dict[str, object]:
         if isinstance(figure, Figure):
             row[f"{name} [{figure.unit}]"] = "" if figure.value is None else figure.value
             row[f"{name} origin"] = record.origin_of(figure)
+    for name, figure in vars(record.efficiency).items() if record.efficiency else ():
+        if isinstance(figure, Figure):
+            row[f"{name} [{figure.unit}]"] = "" if figure.value is None else figure.value
     row["threads"] = "" if record.protocol.threads.value is None else record.protocol.threads.value
     row["numerics in force"] = "; ".join(f"{name}={value}" for name, value in record.numerics.in_force.items())
     row["versions"] = "; ".join(f"{name}={value}" for name, value in record.versions.items())
@@ -75,6 +104,14 @@ def _markdown_head(titles: list[str]) -> list[str]:
 
 def _markdown_row(cells: list[str]) -> str:
     return "| " + " | ".join(_escape(cell) for cell in cells) + " |"
+
+
+def _markdown_published(report: Report) -> list[str]:
+    if not report.published:
+        return []
+    rows = [published_columns(run) for run in report.published]
+    head = [f"### {TITLE}", "", f"{MEANING[0].upper()}{MEANING[1:]}.", "", *_markdown_head(list(rows[0]))]
+    return [*head, *(_markdown_row(list(row.values())) for row in rows), ""]
 
 
 def _markdown_differences(title: str, differences: list[Difference]) -> list[str]:

@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from accel.models.resnet import ResNet, resnet18, resnet50
+from accel.models.vit import VisionTransformer, vit_b_16
 
-__all__ = ["ResNet", "resnet18", "resnet50"]
+__all__ = ["ResNet", "VisionTransformer", "resnet18", "resnet50", "vit_b_16"]

@@ -7,6 +7,7 @@ and never enter a file; a figure that is not finite is a null with a reason, or 
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import secrets
@@ -16,11 +17,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from jsonschema import Draft202012Validator
-from jsonschema.exceptions import best_match
-
 from accel.errors import ArgumentError, RecordError
 from accel.records._record import SCHEMA, Record
+
+log = logging.getLogger("accel")
 
 
 @cache
@@ -30,11 +30,6 @@ def schema() -> dict[str, Any]:
     return loaded
 
 
-@cache
-def _validator() -> Draft202012Validator:
-    return Draft202012Validator(schema())
-
-
 def check(data: Any, where: str = "record") -> None:
     """Raise `RecordError`, in one line that opens with `where`, unless `data` is a valid and consistent record."""
     if not isinstance(data, dict) or "schema" not in data:
@@ -42,14 +37,38 @@ def check(data: Any, where: str = "record") -> None:
             f'{where}: not an accel record (no "schema" field); records are made by `accel bench`, leave this file out'
         )
     _check_version(data["schema"], where)
-    error = best_match(_validator().iter_errors(data))
-    if error is not None:
-        place = ".".join(str(part) for part in error.absolute_path) or "record"
-        raise RecordError(f"{where}: does not follow {SCHEMA}: {place}: {_short(error.message)}; make the record again")
+    violation = _violation(data)
+    if violation is not None:
+        raise RecordError(f"{where}: does not follow {SCHEMA}: {violation}; make the record again")
     for place, number in _numbers(data):
         if not math.isfinite(number):
             raise RecordError(f"{where}: {place} is {number}, not a finite number; give null and a reason instead")
     _check_consistency(data, where)
+
+
+@cache
+def _validator() -> Any:
+    """The schema's validator; None in a bare checkout on a machine without jsonschema (`.ci/bare.py`)."""
+    try:
+        from jsonschema import Draft202012Validator
+    except ImportError:
+        log.warning("jsonschema is not installed: records are not compared with their schema here, only where it is")
+        return None
+    return Draft202012Validator(schema())
+
+
+def _violation(data: dict[str, Any]) -> str | None:
+    """Where and how `data` departs from the schema."""
+    validator = _validator()
+    if validator is None:
+        return None
+    from jsonschema.exceptions import best_match
+
+    error = best_match(validator.iter_errors(data))
+    if error is None:
+        return None
+    place = ".".join(str(part) for part in error.absolute_path) or "record"
+    return f"{place}: {_short(error.message)}"
 
 
 def write(record: Record, path: str | os.PathLike[str]) -> Path:

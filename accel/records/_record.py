@@ -9,10 +9,13 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from functools import cache
+from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 SCHEMA = "accel-record/1"
 ORIGINS = ("measured", "emulated", "published", "predicted")
+
+NOT_YET = "the record was made by a version that did not count them"
 
 Number = int | float
 Scalar = str | int | float | bool | None
@@ -103,7 +106,7 @@ class Workload:
     accumulate: Figure
     global_batch: Figure
     optimizer: str
-    seed: int
+    seed: int | None  # None where nothing was run
 
 
 @dataclass(frozen=True)
@@ -136,6 +139,48 @@ class Results:
     accuracy: Figure
     peak_allocated: Figure
     peak_reserved: Figure
+    compiles: Figure = Figure(None, "graphs", reason=NOT_YET)
+    fallbacks: Figure = Figure(None, "operations", reason=NOT_YET)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a compiler said of a program that never ran. Sizes in bytes and counts are of one device."""
+
+    topology: str
+    program: str
+    optimization: str
+    fits: bool
+    compile_time: Figure
+    temporary: Figure
+    arguments: Figure
+    outputs: Figure
+    aliased: Figure
+    code: Figure
+    flops: Figure
+    bytes_accessed: Figure
+    needed: Figure
+    available: Figure
+    missing: Figure
+    largest_batch: Figure
+    batches_tried: tuple[int, ...]
+    message: str | None
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """Work counted by tracing the step, an image, and the share of the chip's dense peak that it came to."""
+
+    chip: Label  # of accel's chip table
+    arithmetic: Label  # what matrix products were computed in, as read back
+    macs_forward: Figure
+    flops_forward: Figure
+    flops_training: Figure
+    elements_training: Figure
+    bytes_training: Figure
+    achieved: Figure  # FLOP/s of one device
+    peak: Figure  # FLOP/s of one device, dense: the denominator
+    mfu: Figure
 
 
 @dataclass(frozen=True)
@@ -154,6 +199,9 @@ class Record:
     workload: Workload
     protocol: Protocol
     results: Results
+    prediction: Prediction | None = None  # only where the origin is "predicted"
+    efficiency: Efficiency | None = None
+    sources: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     schema: str = field(default=SCHEMA)
 
@@ -177,18 +225,23 @@ def _singular(unit: str) -> str:
     return unit.removesuffix("es") if unit.endswith("ches") else unit.removesuffix("s")
 
 
-_OPTIONAL = frozenset({"origin", "reason"})  # absent from the file where None
+_OPTIONAL = frozenset({"origin", "reason", "prediction", "efficiency"})  # absent from the file where None
+_OPTIONAL_LISTS = frozenset({"sources"})  # absent from the file where empty
 
 
 def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
         items = ((f.name, getattr(value, f.name)) for f in dataclasses.fields(value))
-        return {name: _plain(item) for name, item in items if not (item is None and name in _OPTIONAL)}
+        return {name: _plain(item) for name, item in items if not _absent(name, item)}
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     return value
+
+
+def _absent(name: str, item: Any) -> bool:
+    return (item is None and name in _OPTIONAL) or (not item and name in _OPTIONAL_LISTS)
 
 
 _hints = cache(get_type_hints)
@@ -200,6 +253,8 @@ def _typed(cls: Any, data: dict[str, Any]) -> Any:
 
 
 def _convert(hint: Any, item: Any) -> Any:
+    if isinstance(item, dict) and get_origin(hint) is UnionType:  # a part that may be None
+        hint = get_args(hint)[0]
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return _typed(hint, item)
     if get_origin(hint) is tuple:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from accel.testing.ranks import RankPool
+from accel.testing.ranks import RankPool, one_rank_store
 
-__all__ = ["backend", "backend_name", "pytest_addoption", "ranks", "start"]
+__all__ = ["backend", "backend_name", "fabric", "pytest_addoption", "ranks", "start"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -50,16 +50,31 @@ def start(backend_name: str) -> Iterator[Callable[..., Any]]:
         session.close()
 
 
+@pytest.fixture
+def fabric(backend: Any) -> Iterator[Any]:
+    """The backend's transport, joined as the only rank; skips with the table's own reason where it takes no ranks."""
+    cell = backend.capabilities()["collective.processes"]
+    if not cell.available:
+        pytest.skip(f"unsupported by the capability table: {cell.why}")
+    backend.device.set(0)
+    backend.transport.init(one_rank_store(), 0, 1, 30.0, backend.device.torch_device)
+    yield backend.transport
+    backend.transport.destroy()
+
+
 @pytest.fixture(scope="session")
 def ranks(backend_name: str) -> Iterator[RankPool]:
     """Two warm ranks; `ranks.run(function, *arguments)` calls a top-level function on both.
 
-    Skips with the table's own reason on a backend without several processes.
+    Skips with the table's own reason on a backend without several processes, and where two ranks would share a device.
     """
     import accel
 
-    cell = accel.get_backend(backend_name).capabilities()["collective.processes"]
+    backend = accel.get_backend(backend_name)
+    cell = backend.capabilities()["collective.processes"]
     if not cell.available:
         pytest.skip(f"unsupported by the capability table: {cell.why}")
+    if backend.device.identity() is not None and backend.device.count() < 2:
+        pytest.skip(f"two ranks need two devices; backend {backend_name!r} shows 1 to this process")
     with RankPool(2, backend=backend_name) as pool:
         yield pool

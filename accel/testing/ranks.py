@@ -81,6 +81,13 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def one_rank_store() -> Any:
+    """A store for a fabric that is joined by this process alone."""
+    from torch._C._distributed_c10d import TCPStore
+
+    return TCPStore("127.0.0.1", free_port(), 1, is_master=True)
+
+
 class RankPool:
     """Ranks that stay alive and run functions one after the other; all are replaced after a failure."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +34,15 @@ class CpuDevice(EagerDevice):
         return 0  # torch.cpu.current_device() is the string "cpu" (torch 2.13)
 
     def properties(self, index: int | None = None) -> DeviceProperties:
-        self._checked(index)
+        self.checked(index)
         extra = {"instruction_set": torch.backends.cpu.get_cpu_capability(), "threads": str(torch.get_num_threads())}
         return DeviceProperties(_model_name(), total_memory()[0], os.cpu_count(), extra)
 
     def synchronize(self) -> None:
         pass  # operations have finished when their call returns
+
+    def uncounted(self) -> Mapping[str, str]:
+        return {}  # the device is the host: nothing falls back to it
 
     def event(self, timing: bool = False) -> CpuEvent:
         return CpuEvent(timing)

@@ -10,12 +10,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from accel.errors import ArgumentError, UnsupportedError
-from accel.memory import Memory, MemoryStats
+from accel.memory import HOST_OOM, Memory, MemoryStats
 
 PROC = Path("/proc")
 CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 NO_TENSOR_FIGURES = "torch counts no live bytes of CPU tensors"
-HOST_OOM = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory")
 
 
 class CpuMemory(Memory):

@@ -42,3 +42,8 @@ class CpuNumerics(Numerics):
 
     def autocast_dtype(self, policy: str) -> torch.dtype | None:
         return AUTOCAST[policy]
+
+    def arithmetic(self) -> str | None:
+        # Anything but "ieee" only allows a faster unit, which the processor may not have.
+        used = {getattr(torch.backends.mkldnn, unit).fp32_precision for unit in UNITS}
+        return "fp32" if used == {"ieee"} else None

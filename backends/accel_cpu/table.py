@@ -25,8 +25,13 @@ def capabilities(transport: Transport) -> CapabilityTable:
         "memory.reserved": native("resident set of the process, from /proc/self/status"),
         "memory.peak_reset": native("Linux resets the peak resident set through /proc/self/clear_refs"),
         "memory.snapshot": unsupported("torch keeps no allocation history of CPU tensors"),
+        "memory.limit": unsupported("CPU tensors come from the C library, which takes no limit from torch"),
+        "memory.pinned": unsupported("the host's memory is the device's: there is nothing to copy"),
+        "train.fused_optimizer": native("torch's fused SGD, Adam, AdamW and Adagrad for CPU tensors"),
+        "train.graphs": unsupported("a CPU has no launches to record"),
         "train.checkpoint": native("recomputed in backward; buffers are written once, dropout masks are replayed"),
         "prepare.compile": native("torch.compile with inductor; needs a C++ compiler"),
+        "prepare.channels_last": native("on request; oneDNN lays out convolutions by itself, so it is not chosen"),
         "prepare.sync_batchnorm": unsupported("torch's SyncBatchNorm takes no CPU tensors"),
         "collective.processes": native("gloo between processes, over TCP"),
     }

@@ -13,18 +13,10 @@ from collections.abc import Callable
 from accel import _env, _probe
 from accel.backend import BackendInfo, BackendParts
 from accel.errors import ArgumentError
+from accel_xla import host
 
-GOOGLE = "0x1ae0"  # PCI vendor id of Google
-ACCELERATOR_CLASSES = ("0x0880", "0x1200")  # system peripheral and processing accelerator, as TPU hosts list them
-ABSENT = "no TPU is present (no /dev/accel* device file, no Google accelerator on the PCI bus)"
 # Without it 0 and 1 are constants of the graph, so that a learning rate which passes through them compiles a new one.
 VARIABLES = {"XLA_NO_SPECIAL_SCALARS": "1"}
-
-
-def tpu_hardware() -> str | None:
-    """The TPU in this machine, from device files (v2 to v4: /dev/accelN) or the PCI bus (v5e and later use VFIO)."""
-    found = _probe.device_files("dev/accel[0-9]*") or _probe.pci_devices(GOOGLE, ACCELERATOR_CLASSES)
-    return f"{len(found)} Google TPU chip(s)" if found else None
 
 
 class XlaSpec:
@@ -34,10 +26,10 @@ class XlaSpec:
     aliases: tuple[str, ...] = ("tpu",)
 
     def hardware(self) -> str | None:
-        return tpu_hardware()
+        return host.tpu_hardware()
 
     def probe(self) -> BackendInfo:
-        hardware, client = tpu_hardware(), _client()
+        hardware, client = host.tpu_hardware(), _client()
         why_not = _refused(client, hardware)
         reason = f"{hardware} through PJRT"
         if client == "CPU":
@@ -56,9 +48,11 @@ class XlaSpec:
         # torch_xla left alone takes its CPU client where it finds no libtpu: the choice made here is written down.
         spmd = _env.switch("ACCEL_XLA_SPMD")
         self._set_variables()
+        from accel.recompute import register_replayer
         from accel_xla.device import XlaDevice
         from accel_xla.memory import XlaMemory
         from accel_xla.numerics import XlaNumerics
+        from accel_xla.recompute import XlaReplayer
         from accel_xla.table import capabilities
         from accel_xla.transport import XlaTransport
 
@@ -67,6 +61,7 @@ class XlaSpec:
             from accel_xla.spmd import SpmdDevice
 
             device = SpmdDevice()
+        register_replayer(device.type, XlaReplayer())
         transport = XlaTransport(device)
         return BackendParts(device, transport, XlaNumerics(), XlaMemory(device), capabilities(transport, _client()))
 
@@ -107,10 +102,12 @@ def _refused(client: str, hardware: str | None) -> str | None:
     if client not in ("CPU", "TPU"):
         return f"PJRT_DEVICE={os.environ['PJRT_DEVICE']!r}: expected TPU, or CPU to run XLA on the CPU on purpose"
     if client == "TPU" and hardware is None:
-        return f"{ABSENT}; PJRT_DEVICE=CPU runs XLA on the CPU on purpose"
+        return f"{host.ABSENT}; PJRT_DEVICE=CPU runs XLA on the CPU on purpose"
     if not _probe.installed("torch_xla"):
         found = f"{hardware} is present, but " if hardware else ""
         return f"{found}torch_xla is not installed; run `pip install accel-torch[xla]`"
+    if _probe.installed("torch_tpu"):
+        return host.BOTH
     if client == "TPU" and not (_probe.installed("libtpu") or os.environ.get("TPU_LIBRARY_PATH")):
         return f"{hardware} is present, but its driver libtpu is not installed; run `pip install torch_xla[tpu]`"
     versions = _probe.versions("torch", "torch_xla")
@@ -119,6 +116,8 @@ def _refused(client: str, hardware: str | None) -> str | None:
         return f"{pair} do not pair: torch_xla works only with the torch of the same minor version; install one of them"
     if _running():
         return None
+    if client == "TPU" and (why_not := host.unusable()):
+        return f"{hardware} is present, but {why_not}"
     # An unknown name in XLA_FLAGS ends the process that starts the CPU client; a TPU's must not be started here.
     error = _probe.import_error("torch_xla", then="torch_xla.device()" if client == "CPU" else "pass")
     return None if error is None else f"starting torch_xla fails: {error}"

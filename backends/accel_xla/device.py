@@ -42,7 +42,7 @@ class XlaDevice(Device):
         return int(self.torch_device.index)
 
     def set(self, index: int) -> None:
-        torch_xla.device(self._checked(index))
+        torch_xla.device(self.checked(index))
 
     def properties(self, index: int | None = None) -> DeviceProperties:
         device = self.at(index)
@@ -95,9 +95,13 @@ class XlaDevice(Device):
         """Names of the operations that ran on the host since the process started."""
         return [name for name in metrics.executed_fallback_ops() if name != READS]
 
+    def host_reads(self) -> int:
+        data = metrics.metric_data("TransferFromDeviceTime")
+        return int(data[0]) if data else 0
+
     def at(self, index: int | None) -> torch.device:
         """The device `index` (default: current), without making it current."""
-        return torch.device(self.type, self._checked(index))
+        return torch.device(self.type, self.checked(index))
 
     def stream(self) -> NoReturn:
         raise UnsupportedError("device.stream is unsupported on backend 'xla': a lazy device orders work by its graph")

@@ -10,6 +10,7 @@ import logging
 
 import torch
 from torch_xla import backends
+from torch_xla import runtime as xr
 
 from accel.errors import UnsupportedError
 from accel.numerics import Numerics
@@ -56,6 +57,11 @@ class XlaNumerics(Numerics):
 
     def autocast_dtype(self, policy: str) -> torch.dtype | None:
         return AUTOCAST[policy]
+
+    def arithmetic(self) -> str | None:
+        if xr.device_type() != "TPU":
+            return "fp32"
+        return {"highest": "fp32", "default": "bf16"}.get(backends.get_mat_mul_precision())
 
 
 def _set(precision: str) -> None:

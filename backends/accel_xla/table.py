@@ -5,7 +5,7 @@ itself.
 from __future__ import annotations
 
 from accel._lowering import cells
-from accel.capabilities import Capability, CapabilityTable, native, unsupported
+from accel.capabilities import Capability, CapabilityTable, emulated, native, unsupported
 from accel.transport import Transport
 from accel_xla.memory import NO_ALLOCATOR, NO_FIGURES
 from accel_xla.numerics import NO_FP16
@@ -28,9 +28,12 @@ def capabilities(transport: Transport, client: str) -> CapabilityTable:
         "memory.reserved": unsupported(NO_ALLOCATOR if counted else NO_FIGURES),
         "memory.peak_reset": unsupported("PJRT's peak is that of the process"),
         "memory.snapshot": unsupported("PJRT keeps no allocation history in torch's format"),
-        "train.checkpoint": unsupported(
-            "torch's checkpoint replays dropout through a device module, which torch_xla lacks"
-        ),
+        "memory.limit": unsupported("PJRT takes its limit when the process starts"),
+        "memory.pinned": unsupported("torch_xla has no pinned memory; PJRT stages its own transfers"),
+        "train.fused_optimizer": unsupported("torch's fused optimizers know no XLA tensors; the graph fuses the step"),
+        "train.graphs": unsupported("each step is one graph already"),
+        "train.checkpoint": native("recomputed behind a barrier in the same graph; buffers are written once"),
+        "prepare.channels_last": emulated("accepted and without effect: XLA chooses layouts itself"),
         "prepare.compile": unsupported("each step is compiled as one graph already; torch.compile would cut it"),
         "prepare.sync_batchnorm": unsupported("torch's SyncBatchNorm takes CUDA tensors only"),
         "collective.processes": native("XLA's own collectives, between the replicas that PJRT knows"),

@@ -54,6 +54,7 @@ def test_one_rank_trains_and_records_everything(tmp_path: Path) -> None:
     assert all(value is not None and 0 < value < 10 for _, value in results.loss_curve.points)
     assert results.accuracy.reason is not None
     assert results.compile_time.reason is not None
+    assert (results.compiles.value, results.fallbacks.value) == (0, 0)
     assert results.peak_reserved.value
     assert results.throughput_repeats.values == pytest.approx(
         [2 * 4 / sum(results.step_times.values[:2]), 2 * 4 / sum(results.step_times.values[2:])]

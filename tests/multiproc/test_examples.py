@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import io
 import os
 import re
 import runpy
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ import torch
 from PIL import Image
 
 from accel import _checkpoint
+from accel.testing.ranks import RankPool
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
@@ -27,6 +30,7 @@ TINY_GPT = ["--layers", "1", "--heads", "2", "--width", "16", "--block", "8", "-
 
 
 def example(name: str, *arguments: object, ranks: int = 1, limit: float = 240) -> subprocess.CompletedProcess[str]:
+    """Run a script in a process of its own, or under torchrun: what only those show (exit codes, a fresh start)."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
     command = [sys.executable, *launcher, str(EXAMPLES / name), *map(str, arguments)]
     env = {k: v for k, v in os.environ.items() if not k.startswith("ACCEL_")}
@@ -39,6 +43,35 @@ def succeed(name: str, *arguments: object, ranks: int = 1, limit: float = 240) -
     done = example(name, *arguments, ranks=ranks, limit=limit)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return done.stdout
+
+
+def script(name: str, *arguments: str) -> str:
+    """Run a script in this process, which has imported torch already; give what it printed."""
+    before, sys.argv = sys.argv, [name, *arguments]
+    try:
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+    finally:
+        sys.argv = before
+    return out.getvalue()
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[RankPool]:
+    with RankPool(2, env={"ACCEL_BACKEND": "cpu"}) as pool:
+        yield pool
+
+
+@pytest.fixture
+def warm(monkeypatch: pytest.MonkeyPatch, pair: RankPool) -> Callable[..., str]:
+    """Like `succeed`, in processes that are there already."""
+    monkeypatch.setenv("ACCEL_BACKEND", "cpu")
+
+    def run(name: str, *arguments: object, ranks: int = 1) -> str:
+        given = [name, *map(str, arguments)]
+        return script(*given) if ranks == 1 else str(pair.run(script, *given, timeout=240)[0])
+
+    return run
 
 
 @pytest.fixture
@@ -116,36 +149,38 @@ def test_help_answers(name) -> None:
 
 class TestResNet50:
     @pytest.mark.parametrize("ranks", [1, 2])
-    def test_a_few_steps_on_real_digits(self, ranks) -> None:
-        out = succeed("resnet50.py", "--data", "digits", "--size", 16, "--model", "resnet18", "--steps", 3, ranks=ranks)
+    def test_a_few_steps_on_real_digits(self, warm, ranks) -> None:
+        run = {1: warm, 2: succeed}[ranks]  # under torchrun once
+        out = run("resnet50.py", "--data", "digits", "--size", 16, "--model", "resnet18", "--steps", 3, ranks=ranks)
         found = re.fullmatch(r"epoch 0  loss (\d\.\d+)  accuracy (\d\.\d+)  images/s (\d+\.\d)", out.strip())
         assert found, out
         assert 1.5 < float(found[1]) < 6
         correct = float(found[2]) * 360  # each of the 360 held-out digits counts once
         assert correct == pytest.approx(round(correct), abs=0.02)
 
-    def test_resnet50_itself(self) -> None:
-        assert "accuracy" in succeed("resnet50.py", "--data", "digits", "--size", 8, "--batch", 8, "--steps", 2)
+    def test_resnet50_itself(self, warm) -> None:
+        assert "accuracy" in warm("resnet50.py", "--data", "digits", "--size", 8, "--batch", 8, "--steps", 2)
 
     @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-    def test_low_precision_and_accumulation(self, precision) -> None:
-        out = succeed("resnet50.py", *TINY_RESNET, "--steps", 4, "--accumulate", 2, "--precision", precision)
+    def test_low_precision_and_accumulation(self, warm, precision) -> None:
+        out = warm("resnet50.py", *TINY_RESNET, "--steps", 4, "--accumulate", 2, "--precision", precision)
         assert re.match(r"epoch 0  loss \d\.\d+", out), out
 
     @pytest.mark.parametrize("ranks", [1, 2])
-    def test_an_interrupted_run_goes_on_as_if_it_had_not_stopped(self, tmp_path, ranks) -> None:
+    def test_an_interrupted_run_goes_on_as_if_it_had_not_stopped(self, warm, tmp_path, ranks) -> None:
+        run = {1: succeed, 2: warm}[ranks]  # new processes once
         whole, parts = tmp_path / "whole", tmp_path / "parts"
-        succeed("resnet50.py", *TINY_RESNET, "--steps", 5, "--save", whole, ranks=ranks)
-        succeed("resnet50.py", *TINY_RESNET, "--steps", 2, "--save", parts, ranks=ranks)
-        succeed("resnet50.py", *TINY_RESNET, "--steps", 5, "--resume", parts, "--save", parts, ranks=ranks)
+        run("resnet50.py", *TINY_RESNET, "--steps", 5, "--save", whole, ranks=ranks)
+        run("resnet50.py", *TINY_RESNET, "--steps", 2, "--save", parts, ranks=ranks)
+        run("resnet50.py", *TINY_RESNET, "--steps", 5, "--resume", parts, "--save", parts, ranks=ranks)
         assert_same_checkpoints(whole, parts)
 
-    def test_a_finished_epoch_is_not_trained_again(self, tmp_path, folder) -> None:
+    def test_a_finished_epoch_is_not_trained_again(self, warm, tmp_path, folder) -> None:
         arguments = ["--data", f"folder:{folder}", "--model", "resnet18", "--size", 8, "--batch", 4]
         whole, parts = tmp_path / "whole", tmp_path / "parts"
-        succeed("resnet50.py", *arguments, "--epochs", 3, "--save", whole)
-        succeed("resnet50.py", *arguments, "--epochs", 3, "--steps", 4, "--save", parts)  # two epochs of two batches
-        out = succeed("resnet50.py", *arguments, "--epochs", 3, "--resume", parts, "--save", parts)
+        warm("resnet50.py", *arguments, "--epochs", 3, "--save", whole)
+        warm("resnet50.py", *arguments, "--epochs", 3, "--steps", 4, "--save", parts)  # two epochs of two batches
+        out = warm("resnet50.py", *arguments, "--epochs", 3, "--resume", parts, "--save", parts)
         assert re.findall(r"epoch (\d)", out) == ["2"]
         assert_same_checkpoints(whole, parts)
 
@@ -235,17 +270,17 @@ class TestResNet50:
 
 class TestImageNet:
     @pytest.mark.parametrize("ranks", [1, 2])
-    def test_trains_measures_keeps_the_best_and_resumes(self, tmp_path, folder, ranks) -> None:
+    def test_trains_measures_keeps_the_best_and_resumes(self, warm, tmp_path, folder, ranks) -> None:
         whole, parts = tmp_path / "whole", tmp_path / "parts"
         arguments = [folder, *TINY_IMAGENET, "--epochs", 3, "--lr-every", 1, "--print-every", 1]
-        out = succeed("imagenet.py", *arguments, "--save", whole, ranks=ranks)
+        out = warm("imagenet.py", *arguments, "--save", whole, ranks=ranks)
         assert re.search(r"epoch 0 \[1/\d\] .* top1 \d+\.\d\d%  top5 100\.00%", out), out
         shares = {float(found) for found in re.findall(r"validation .* top1 (\d+\.\d\d)%", out)}
         assert len(re.findall("validation", out)) == 3
         assert shares <= {0.0, 33.33, 66.67, 100.0}  # three images, each once
 
-        succeed("imagenet.py", *arguments, "--save", parts, "--stop-after", 1, ranks=ranks)
-        succeed("imagenet.py", *arguments, "--save", parts, "--resume", parts / "last", ranks=ranks)
+        warm("imagenet.py", *arguments, "--save", parts, "--stop-after", 1, ranks=ranks)
+        warm("imagenet.py", *arguments, "--save", parts, "--resume", parts / "last", ranks=ranks)
         assert_same_checkpoints(whole / "last", parts / "last")
         assert_same_checkpoints(whole / "best", parts / "best")
         last = _checkpoint.read(whole / "last").objects
@@ -253,9 +288,9 @@ class TestImageNet:
         assert last["optimizer"]["param_groups"][0]["lr"] == pytest.approx(0.01 * 0.1**3)
         assert 100 * last["best"] == pytest.approx(max(shares), abs=0.01)
 
-    def test_evaluate_only_repeats_the_figures_of_training(self, tmp_path, folder) -> None:
-        trained = succeed("imagenet.py", folder, *TINY_IMAGENET, "--epochs", 1, "--save", tmp_path / "out")
-        measured = succeed("imagenet.py", folder, *TINY_IMAGENET, "--resume", tmp_path / "out" / "last", "--evaluate")
+    def test_evaluate_only_repeats_the_figures_of_training(self, warm, tmp_path, folder) -> None:
+        trained = warm("imagenet.py", folder, *TINY_IMAGENET, "--epochs", 1, "--save", tmp_path / "out")
+        measured = warm("imagenet.py", folder, *TINY_IMAGENET, "--resume", tmp_path / "out" / "last", "--evaluate")
         assert measured.strip() == trained.strip().splitlines()[-1]
 
     @pytest.mark.parametrize(
@@ -273,18 +308,18 @@ class TestImageNet:
 
 class TestNanoGPT:
     @pytest.mark.parametrize("ranks", [1, 2])
-    def test_forty_micro_batches_a_window_with_evaluation_and_resume(self, tmp_path, ranks) -> None:
+    def test_forty_micro_batches_a_window_with_evaluation_and_resume(self, warm, tmp_path, ranks) -> None:
         whole, parts = tmp_path / "whole", tmp_path / "parts"
         arguments = [*TINY_GPT, "--accumulate", 40, "--eval-every", 2]
-        out = succeed("nanogpt.py", *arguments, "--iterations", 4, "--save", whole, ranks=ranks)
+        out = warm("nanogpt.py", *arguments, "--iterations", 4, "--save", whole, ranks=ranks)
         assert re.findall(r"iteration (\d+)  train \d\.\d+  val \d\.\d+", out) == ["2", "4"], out
-        succeed("nanogpt.py", *arguments, "--iterations", 2, "--save", parts, ranks=ranks)
-        succeed("nanogpt.py", *arguments, "--iterations", 4, "--resume", parts, "--save", parts, ranks=ranks)
+        warm("nanogpt.py", *arguments, "--iterations", 2, "--save", parts, ranks=ranks)
+        warm("nanogpt.py", *arguments, "--iterations", 4, "--resume", parts, "--save", parts, ranks=ranks)
         assert_same_checkpoints(whole, parts)
 
-    def test_learns(self) -> None:
+    def test_learns(self, warm) -> None:
         arguments = ["--layers", 1, "--width", 32, "--batch", 4, "--block", 16, "--accumulate", 2, "--lr", 0.01]
-        out = succeed("nanogpt.py", *arguments, "--iterations", 60, "--eval-every", 30)
+        out = warm("nanogpt.py", *arguments, "--iterations", 60, "--eval-every", 30)
         losses = [float(loss) for loss in re.findall(r"val (\d\.\d+)", out)]
         assert losses[-1] < 3.5  # log(103) = 4.63 is what a guess among the text's characters costs
         assert losses[-1] < losses[0]

@@ -69,7 +69,8 @@ def test_every_python_block_of_the_documentation_is_python(document: str) -> Non
 
 
 def test_every_message_that_the_troubleshooting_page_quotes_is_one_that_the_library_gives() -> None:
-    source = "\n".join(path.read_text() for path in (ROOT / "accel").rglob("*.py"))
+    files = [path for folder in ("accel", "backends") for path in (ROOT / folder).rglob("*.py")]
+    source = "\n".join(path.read_text() for path in files)
     source = re.sub(r'"\s*\n\s*f?"', "", source)  # literals that continue on the next line
     source = re.sub(r"\{[^{}]*\}", "{}", source)
     page = (ROOT / "docs" / "troubleshooting.md").read_text()

@@ -72,6 +72,8 @@ BASE: dict[str, Any] = {
         "accuracy": {"value": 0.9725, "unit": "fraction"},
         "peak_allocated": {"value": None, "unit": "bytes", "reason": "torch counts no CPU tensors"},
         "peak_reserved": {"value": 1073741824, "unit": "bytes"},
+        "compiles": {"value": 0, "unit": "graphs"},
+        "fallbacks": {"value": None, "unit": "operations", "reason": "not counted"},
     },
     "warnings": [],
 }
@@ -331,3 +333,68 @@ def test_comparing_imports_neither_torch_nor_the_report_extra() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "set()"
     assert comparing.__all__
+
+
+# -- loss parity -------------------------------------------------------------------------------------------------------
+
+CURVE = [[1, 2.3 * 1.001], [4, 9.0], [7, 1.25 * 0.998], [9, 1.0]]
+
+
+def test_losses_of_the_same_work_are_compared_across_origins(tmp_path: Path) -> None:
+    other = record("two", origin="emulated", backend__name="xla", results__loss_curve__points=CURVE)
+    report = compare([record("one"), other])
+    (parity,) = report.parity
+    assert (parity.entry.tag, parity.baseline.tag) == ("#2", "#1")
+    assert parity.points == 2  # a loss that was not finite, and a step that only one run has, are none
+    assert (parity.largest, parity.at) == (pytest.approx(0.002), 7)
+    assert parity.last == pytest.approx(0.002)
+    page = Page(write_html(report, tmp_path / "page.html").read_text())
+    for text in (terminal(report, 200), markdown_text(report), " ".join(page.words)):
+        assert "Loss parity" in text
+        assert "0.20% at step 7" in text
+        assert "(xla, emulated)" in text
+        assert "(cpu, measured)" in text
+
+
+@pytest.mark.parametrize("field", sorted(DIFFERENT.keys() - {"origin"}))
+def test_losses_of_other_work_are_not_compared(field: str) -> None:
+    assert compare([record("one"), record("two", **DIFFERENT[field])]).parity == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"workload__seed": 1},
+        {"results__loss_curve": {"points": [], "unit": "nats", "reason": "not recorded"}},
+        {"results__loss_curve__points": [[4, 1.0], [5, 1.0]]},
+    ],
+)
+def test_losses_without_common_steps_or_seed_are_not_compared(changes: dict[str, Any]) -> None:
+    report = compare([record("one"), record("two", **changes)])
+    assert report.parity == []
+    assert "Loss parity" not in markdown_text(report)
+
+
+def test_published_figures_stand_apart_with_their_sources(tmp_path: Path) -> None:
+    report = comparing.with_published(compare([Record.from_plain(plain("mine"))]))
+    assert len(report.groups) == 1 and all(entry.record.origin == "measured" for entry in report.entries)
+    assert {"H100-SXM5", "A100-SXM4-80GB", "Ascend-910A", "TPU-v4"} <= {run.chip for run in report.published}
+    rows = list(csv.DictReader(io.StringIO(csv_text(report))))
+    beside = [row for row in rows if row["group"] == "published"]
+    assert len(beside) == len(report.published) == len(rows) - 1
+    for row in beside:
+        assert row["throughput origin"] == "published" and row["source"] and row["ratio to baseline"] == ""
+    markdown = markdown_text(report)
+    assert "Published by others, not measured by accel" in markdown and "lambdal/deeplearning-benchmark" in markdown
+    console = Console(width=120, file=io.StringIO(), record=True)
+    print_report(report, console)
+    shown = " ".join(console.export_text().split())
+    assert "publ: published by others" in shown and "no ratio leads from one to the other" in shown
+    page = write_html(report, tmp_path / "page.html").read_text()
+    assert "Show the published runs" in page and "mlcommons/training_results_v3.1" in page
+
+
+def test_published_figures_of_a_model_without_any_are_refused() -> None:
+    other = compare([Record.from_plain(plain("mine", workload__model="resnet18"))])
+    with pytest.raises(ArgumentError, match="model is 'resnet18'; there are published runs of resnet50 only"):
+        comparing.with_published(other)

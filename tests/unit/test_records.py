@@ -67,6 +67,8 @@ PLAIN: dict[str, Any] = {
         "accuracy": {"value": 0.97, "unit": "fraction"},
         "peak_allocated": {"value": None, "unit": "bytes", "origin": "predicted", "reason": "not given"},
         "peak_reserved": {"value": 812345678, "unit": "bytes"},
+        "compiles": {"value": 2, "unit": "graphs"},
+        "fallbacks": {"value": None, "unit": "operations", "reason": "not counted"},
     },
     "warnings": ["loss was not finite at step 4"],
 }
@@ -94,8 +96,9 @@ def test_typed_fields_and_schema_properties_are_the_same() -> None:
         assert {field.name for field in dataclasses.fields(cls)} == set(node["properties"])
         for name, hint in typing.get_type_hints(cls).items():
             part = node["properties"][name]
-            if dataclasses.is_dataclass(hint) and "$ref" not in part:
-                compare(hint, part)
+            kind = next((one for one in typing.get_args(hint) if dataclasses.is_dataclass(one)), hint)
+            if dataclasses.is_dataclass(kind) and "$ref" not in part:
+                compare(kind, part)
 
     compare(Record, records.schema())
 
@@ -106,6 +109,16 @@ def test_record_survives_the_file(tmp_path: Path) -> None:
     assert records.read(path) == record
     assert record.to_plain() == PLAIN
     assert [entry.name for entry in path.parent.iterdir()] == ["run.json"]
+
+
+def test_a_record_from_before_compilations_were_counted_is_read(tmp_path: Path) -> None:
+    results = {name: part for name, part in PLAIN["results"].items() if name not in ("compiles", "fallbacks")}
+    path = tmp_path / "old.json"
+    path.write_text(json.dumps({**PLAIN, "results": results}))
+    found = records.read(path).results
+    assert found.compiles.value is None
+    assert "did not count" in found.compiles.words()
+    assert "did not count" in found.fallbacks.words()
 
 
 def test_origin_of_a_figure_is_its_own_or_the_records() -> None:

@@ -35,7 +35,7 @@ def test_counter_is_flat_once_each_shape_was_seen(start, compiles, caplog, make,
     meter, counted, steps = session.meter(), [], 0
     for epoch in range(epochs):
         called.train()
-        for x, y in session.batches(loader(), epoch=epoch):
+        for x, y in session.batches(loader(), epoch=epoch, short="keep"):
             loss = loss_of(called, x, y)
             session.backward(loss)
             result = session.step(optimizer, scheduler=scheduler)
@@ -55,12 +55,56 @@ def test_counter_is_flat_once_each_shape_was_seen(start, compiles, caplog, make,
     assert warnings(caplog) == []
 
 
+@pytest.mark.parametrize("short", ["keep", "drop"])
+def test_counter_is_flat_for_fifty_steps(start, compiles, caplog, short):  # T59
+    """Accumulation 3 over 8 batches of which the last is short, cosine, a value logged after every step."""
+    session = start(accumulate=3)
+    called, optimizer = session.prepare(model := mlp(), sgd(model, 1.0, momentum=0.9))
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 51)
+    meter, counted = session.meter(), []
+    for epoch in range(17):
+        for x, y in session.batches(loader(7), epoch=epoch, short=short):
+            loss = loss_of(called, x, y)
+            session.backward(loss)
+            meter.add(loss=loss.detach())
+            if session.step(optimizer, scheduler=scheduler).boundary:
+                assert math.isfinite(meter.read(reset=True)["loss"])
+                counted.append(compiles())
+    assert len(counted) == 51
+    assert counted[6:] == counted[6:7] * 45, counted  # two passes have shown every shape and every window
+    assert warnings(caplog) == []
+    assert session.dropped_batches == (17 if short == "drop" else 0)
+
+
+def test_short_last_batch_is_dropped_in_training_and_kept_in_evaluation(start, compiles, caplog):
+    session = start()
+    called, optimizer = session.prepare(model := mlp(), sgd(model))
+    for epoch in range(3):
+        sizes = []
+        for x, y in session.batches(loader(), epoch=epoch):
+            sizes.append(len(x))
+            session.backward(loss_of(called, x, y))
+            session.step(optimizer)
+        assert sizes == [FULL] * 4
+    (said,) = [r.getMessage() for r in caplog.records if "is dropped" in r.getMessage()]
+    assert said.startswith(f"the last batch, of {SHORT} samples where others have {FULL}, is dropped in each pass")
+    assert "short='keep'" in said
+    assert session.dropped_batches == 3
+    counted = []
+    with torch.no_grad():
+        for _ in range(3):
+            kept = [called(x) for x, _ in session.batches(loader(), train=False)]
+            assert [len(y) for y in kept] == [FULL] * 4 + [SHORT]
+            counted.append(compiles())
+    assert counted[0] == counted[2]
+
+
 def test_numbers_do_not_depend_on_the_cuts(start):
     expected = mlp()
     plain = sgd(expected, momentum=0.9)
     session = start(accumulate=2)
     called, optimizer = session.prepare(model := mlp(), sgd(model, momentum=0.9))
-    for x, y in session.batches(loader()):
+    for x, y in session.batches(loader(), short="keep"):
         session.backward(loss_of(called, x, y))
         session.step(optimizer)
     for window in (loader()[:2], loader()[2:4], loader()[4:]):
@@ -97,13 +141,15 @@ def test_evaluation_cuts_after_each_batch(start, runs):
     assert runs() - before == 3
 
 
-def test_resnet18_trains_as_on_the_cpu(start, compiles, backend):
+@pytest.mark.parametrize(("name", "size"), [("resnet18", 32), ("resnet50", 32)])
+def test_resnet_trains_as_on_the_cpu(start, compiles, backend, name, size):
     """Residual branches begin at zero, as in the recipe: else fp32 itself is 5e-3 from fp64 after three such steps."""
-    images = [torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(i)) for i in range(3)]
+    images = [torch.randn(8, 3, size, size, generator=torch.Generator().manual_seed(i)) for i in range(3)]
     batches = [(x, torch.arange(8)) for x in images]
     torch.manual_seed(0)
-    expected = models.resnet18(10, zero_init_residual=True)
-    model = models.resnet18(10)
+    make = getattr(models, name)
+    expected = make(10, zero_init_residual=True)
+    model = make(10)
     model.load_state_dict(expected.state_dict())
     plain = sgd(expected, 0.01, momentum=0.9)
     for x, y in batches:
@@ -144,16 +190,57 @@ def test_a_graph_that_is_new_in_every_step_is_named(start, caplog):  # T59
     assert ".item()" in said[0]
 
 
-def test_a_shape_that_is_new_in_every_step_is_named(start, caplog):  # T59
+@pytest.mark.parametrize("before", [0, 4])
+def test_a_shape_that_is_new_in_every_step_is_named_once(start, caplog, before):  # T59
     session = start()
     called, optimizer = session.prepare(model := mlp(), sgd(model))
-    for x, y in session.batches([data(FULL)] * 4 + [data(20 + i) for i in range(5)]):
+    least = 20 + 10 * before  # sizes that no other test of the process has compiled
+    for x, y in session.batches([data(FULL)] * before + [data(least + i) for i in range(10)]):
         session.backward(loss_of(called, x, y))
         session.step(optimizer)
     said = warnings(caplog)
     assert len(said) == 1, said
     assert said[0].startswith("step 8: ")
-    assert "((23, 6), 'float32')" in said[0]
+    newest = least + (3 if before else 7)
+    assert f"({newest - 1}, 6) float32, ({newest - 1}, 3) float32; ({newest}, 6) float32" in said[0]
+
+
+READS = {
+    "item": lambda loss: loss.item(),
+    "if": lambda loss: 1 if loss > 0 else 0,
+    "numpy": lambda loss: loss.detach().cpu().numpy(),
+    "print": lambda loss: f"{loss}",
+}
+
+
+@pytest.mark.parametrize("how", READS)
+def test_a_line_that_reads_a_value_in_every_step_is_named_once(start, caplog, how):  # T59
+    session = start()
+    called, optimizer = session.prepare(model := mlp(), sgd(model))
+    for x, y in session.batches([data(FULL)] * 12):
+        loss = loss_of(called, x, y)
+        seen = READS[how](loss)
+        with torch.device(session.device):  # a mode of the user's, open when ours is taken away
+            session.backward(loss)
+            session.step(optimizer)
+    assert seen is not None
+    (said,) = warnings(caplog)
+    assert said.startswith("step 4: a value is read on the host before step() in each micro-batch, at test_cuts.py:")
+    assert f'"{how}": lambda loss' in said
+    assert torch.overrides._len_torch_function_stack() == 0
+
+
+def test_a_value_read_after_the_step_or_now_and_then_is_no_fault(start, caplog):
+    session = start()
+    called, optimizer = session.prepare(model := mlp(), sgd(model))
+    for i, (x, y) in enumerate(session.batches([data(FULL)] * 12)):
+        loss = loss_of(called, x, y)
+        if i % 5 == 0:
+            loss.item()
+        session.backward(loss)
+        session.step(optimizer)
+        assert math.isfinite(loss.item())
+    assert warnings(caplog) == []
 
 
 def test_an_operation_that_runs_on_the_host_is_named_once(start, caplog, backend):

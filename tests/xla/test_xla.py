@@ -178,3 +178,43 @@ def test_the_graph_is_found_again_whatever_the_precision(start, compiles):
         session.close()
         assert kept.shape == (5, 5)
     assert counted[0] == counted[1] > 0
+
+
+# -- recomputation -----------------------------------------------------------------------------------------------------
+
+
+def test_recomputation_stays_apart_from_the_forward_and_in_one_graph(start, runs):  # T08
+    """Without the barrier XLA's compiler would find forward and recomputation equal, and keep the activations."""
+    import torch_xla
+
+    session = start()
+    block = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Dropout(0.5), nn.Linear(16, 3))
+    called = session.prepare(block)
+    x = torch.randn(4, 6).to(session.device)
+    session.backend.device.flush()
+    before = runs()
+    accel.checkpoint(called, x).square().mean().backward()
+    grads = [p.grad for p in called.parameters()]
+    assert runs() == before
+    text = torch_xla._XLAC._get_xla_tensors_hlo(grads)
+    assert "opt-barrier" in text
+    assert text.count(" tanh(") == 2
+
+
+# -- refusals ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_tpu_that_is_not_there_is_refused_at_once():
+    """Nothing is loaded for the answer, so no metadata service is asked for minutes."""
+    code = (
+        "import accel, sys\n"
+        "try: accel.init(backend='xla')\n"
+        "except accel.errors.BackendError as error: print(error, sorted({'torch_xla', 'libtpu'} & set(sys.modules)))"
+    )
+    environ = {**os.environ, "PJRT_DEVICE": "TPU"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert "no TPU is present" in done.stdout
+    assert "PJRT_DEVICE=CPU runs XLA on the CPU on purpose" in done.stdout
+    assert done.stdout.strip().endswith("[]")

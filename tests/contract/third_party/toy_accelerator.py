@@ -34,7 +34,7 @@ class ToyDevice(EagerDevice):
         return 0
 
     def properties(self, index: int | None = None) -> DeviceProperties:
-        self._checked(index)
+        self.checked(index)
         return DeviceProperties("Toy accelerator", None, None, {})
 
     def synchronize(self) -> None:

@@ -1,0 +1,70 @@
+"""Contract of `accel.checkpoint`: activations are recomputed and nothing else changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import accel
+from accel.errors import (
+    ArgumentError,
+    UnsupportedError,
+)
+from accel.testing.models import sgd
+
+
+class Recomputed(nn.Module):
+    """A BatchNorm block with dropout, computed plainly or with its activations recomputed."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.block = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.4), nn.ReLU(inplace=True))
+        self.head = nn.Linear(4 * 36, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.how == "module":
+            x = accel.checkpoint(self.block, x)
+        elif self.how == "function":
+            x = accel.checkpoint(lambda t: self.block(t) * 1, x, modules=[self.block])
+        else:
+            x = self.block(x)
+        out: torch.Tensor = self.head(x.flatten(1))
+        return out
+
+
+def train_recomputed(start: Any, how: str, policy: str) -> dict[str, torch.Tensor]:
+    session = start(precision=policy, accumulate=2)
+    model = Recomputed(how)
+    called, optimizer = session.prepare(model, sgd(model, momentum=0.9))
+    generator = torch.Generator().manual_seed(2)
+    for x in session.batches([torch.randn(4, 3, 8, 8, generator=generator) for _ in range(6)]):
+        with session.autocast():
+            loss = called(x).float().square().mean()
+        session.backward(loss)
+        session.step(optimizer)
+    return {name: value.detach().cpu() for name, value in session.unwrap(called).state_dict().items()}
+
+
+@pytest.mark.parametrize("policy", ["fp32", "bf16"])
+@pytest.mark.parametrize("how", ["module", "function"])
+def test_recomputed_block_changes_its_buffers_once(backend: Any, start: Any, how: str, policy: str) -> None:  # T08
+    """Parameters, running statistics and the count of batches are those of the plain run, dropout masks included."""
+    cell = backend.capabilities()["train.checkpoint"]
+    if not cell.available:
+        pytest.skip(f"unsupported by the capability table: {cell.why}")
+    plain, recomputed = train_recomputed(start, "plain", policy), train_recomputed(start, how, policy)
+    assert int(recomputed["block.1.num_batches_tracked"]) == 6
+    torch.testing.assert_close(recomputed, plain, rtol=1e-5, atol=1e-6)
+
+
+def test_recomputing_is_refused_where_it_could_not_be_right(backend: Any) -> None:
+    x = torch.ones(2, 3, device=backend.device.torch_device, requires_grad=True)
+    with pytest.raises(ArgumentError, match="modules="):
+        accel.checkpoint(lambda t: t * 2, x)
+    if not backend.capabilities()["train.checkpoint"].available:
+        with pytest.raises(UnsupportedError, match="checkpoint"):
+            accel.checkpoint(nn.Identity(), x)

@@ -1,0 +1,34 @@
+"""What an NPU does natively, what is emulated and what it cannot do; the collectives' cells come from the lowering
+itself.
+"""
+
+from __future__ import annotations
+
+from accel._lowering import cells
+from accel.capabilities import Capability, CapabilityTable, native, unsupported
+from accel.transport import Transport
+from accel_npu.numerics import saturating, saturation_asked
+
+
+def capabilities(transport: Transport) -> CapabilityTable:
+    table: dict[str, Capability] = {
+        "precision.fp32": native("IEEE fp32; HF32 is switched off in matrix products and convolutions"),
+        "precision.tf32": native("HF32, the chip's fast fp32, in matrix products and convolutions"),
+        "precision.bf16": native("autocast to bfloat16"),
+        "precision.fp16": native("autocast to float16 with loss scaling; the NPU keeps inf and NaN"),
+        "device.stream": native("torch.npu.Stream; it has no priority"),
+        "device.event": native("torch.npu.Event"),
+        "memory.allocated": native("live bytes of torch_npu's caching allocator"),
+        "memory.reserved": native("bytes that torch_npu's caching allocator holds in HBM"),
+        "memory.peak_reset": native("torch.npu.reset_peak_memory_stats"),
+        "memory.snapshot": native("torch_npu's allocator snapshot, readable by torch's memory visualiser"),
+        "memory.limit": native("torch.npu.set_per_process_memory_fraction"),
+        "train.checkpoint": native("recomputed in backward; buffers are written once, dropout masks are replayed"),
+        "prepare.channels_last": unsupported("torch_npu refuses channels_last; tensors are contiguous, NCHW"),
+        "prepare.compile": unsupported("inductor knows no device npu (torch_npu 2.13)"),
+        "prepare.sync_batchnorm": native("torch.nn.SyncBatchNorm over HCCL"),
+        "collective.processes": native("HCCL between processes"),
+    }
+    if saturation_asked():  # T14
+        table["precision.fp16"] = unsupported(saturating())
+    return CapabilityTable("npu", {**table, **cells(transport)})
