@@ -132,7 +132,7 @@ class XlaTransport(Transport):
         return Recorded()
 
     def broadcast(self, tensor: torch.Tensor, src: int, group: Any) -> Handle:
-        """A sum to which all but `src` add 0: the same program on every rank, and exact but for -0.0, which becomes 0."""
+        """A sum to which all but `src` add 0: one program on all ranks, and exact but for -0.0, which becomes 0."""
         mine = torch.tensor(self._rank == src).to(self._device)  # data, not a constant of the graph
         wire = tensor
         if tensor.dtype is torch.bool:

@@ -144,5 +144,5 @@ def spmd(steps):
             loss = loss_of(called, x, y)
             s.backward(loss)
             s.step(optimizer)
-            losses.append(float(loss))
+            losses.append(loss.item())
         return s.world_size, sharding, losses, values(s.unwrap(called))
