@@ -104,6 +104,8 @@ def init(
         log.warning("loss_scale=%r is not used: precision %r needs no loss scaling", loss_scale, policy)
     if seed is not None:
         chosen.device.seed(seed + place.rank)
+        if place.device is not None:  # ranks may be threads that share the host's generators: none draws before all
+            control.barrier(seconds)
     return Session(
         Start(
             backend=chosen,

@@ -7,7 +7,6 @@ records nothing or cuts more than once. Compiling the program is `_compiler`'s p
 
 from __future__ import annotations
 
-import gc
 import os
 import sysconfig
 import traceback
@@ -63,7 +62,6 @@ def export(build: Build, *, precision: str = "fp32", replicas: int = 1, clip_nor
         return _recorded(session, build, replicas)
     finally:
         session.close()
-        gc.collect()  # tensors whose graph is pending: the next cut of this process would run it
 
 
 def _choose_client() -> None:
@@ -115,6 +113,7 @@ def _recorded(session: Session, build: Build, replicas: int) -> Program:
             )
         described = session.backend.precision.describe()
     finally:
+        graph.forget()  # the user may hold tensors of it, and running it would take what a step takes
         for hook in hooks:
             hook.remove()
         del step, batch, optimizers

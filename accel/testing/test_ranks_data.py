@@ -36,7 +36,7 @@ def _uneven(name: str, sized: bool, counts: tuple[int, int]) -> Any:
         model, optimizer = s.prepare(linear, sgd(linear, 0.0))
         gradients = []
         optimizer.register_step_pre_hook(
-            lambda opt, a, k: gradients.append(float(opt.param_groups[0]["params"][0].grad))
+            lambda opt, a, k: gradients.append(opt.param_groups[0]["params"][0].grad.clone())
         )
         loader: Any = [torch.full((1,), 5.0)] * counts[s.rank] if sized else Stream(counts[s.rank])
         for x in s.batches(loader):
@@ -44,7 +44,7 @@ def _uneven(name: str, sized: bool, counts: tuple[int, int]) -> Any:
             s.step(optimizer)
         metric = torch.ones(1, device=s.device)
         s.backend.collective.all_reduce(metric, "mean")
-        return gradients, float(metric), s.dropped_batches
+        return [float(g) for g in gradients], float(metric), s.dropped_batches
 
 
 @pytest.mark.parametrize("sized", [True, False])

@@ -33,7 +33,7 @@ def _save(name: str, path: str, who: str) -> Any:
         if who == "all" or s.rank == int(who):
             s.save(path, model=called, optimizer=optimizer)
         s.barrier()
-        return seen, torch.rand(1).item()
+        return seen, torch.rand(1, device=s.device).item()
 
 
 def _load(name: str, path: str) -> Any:
@@ -41,7 +41,7 @@ def _load(name: str, path: str) -> Any:
         model = mlp(7)
         called, optimizer = s.prepare(model, sgd(model, momentum=0.9))
         s.load(path, model=called, optimizer=optimizer)
-        after = torch.rand(1).item()
+        after = torch.rand(1, device=s.device).item()  # ranks may share the host's generator
         dataset = TensorDataset(*data(16))
         s._seed = 0  # the sampler's order is the saved run's
         loader = DataLoader(dataset, batch_size=2, sampler=s.sampler(dataset))

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator, Sequence
 
 import torch
+import torch_xla
 import torch_xla.core.xla_model as xm
 
 # torch_xla 2.9 asks it at each all_reduce; without it a process with one device records none.
@@ -23,6 +24,11 @@ def recorded() -> str:
     """
     text: str = xm.get_stablehlo([])
     return text
+
+
+def forget() -> None:
+    """Drop what is pending: tensors that wait for it lose their values, and no later cut of this process runs it."""
+    torch_xla._XLAC._clear_pending_irs(str(torch_xla.device()))
 
 
 def average(tensors: Sequence[torch.Tensor], replicas: int) -> None:

@@ -11,6 +11,8 @@ from accel_xla.memory import NO_ALLOCATOR, NO_FIGURES
 from accel_xla.numerics import NO_FP16
 from accel_xla.transport import ALONE
 
+NO_FLOAT8 = "torch_xla 2.9 cannot trace float8"
+
 
 def capabilities(transport: Transport, client: str) -> CapabilityTable:
     """`client`: the PJRT client that runs the graphs, "TPU" or "CPU"."""
@@ -39,4 +41,5 @@ def capabilities(transport: Transport, client: str) -> CapabilityTable:
     }
     table |= cells(transport)
     table |= {name: unsupported(ALONE) for name in table if name.startswith(("send.", "recv."))}
+    table |= {name: unsupported(NO_FLOAT8) for name in table if ".float8" in name}
     return CapabilityTable("xla", table)

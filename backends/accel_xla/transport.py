@@ -70,6 +70,7 @@ class XlaTransport(Transport):
         self._connection = ""
         self._meeting: Meeting | None = None  # None where no other replica is in this process
         self._in_graph = False
+        self._pending = False  # whether a collective is recorded that no cut has run
 
     def place(self, launched: Rendezvous) -> Rendezvous:
         if launched.world_size > 1 and xr.device_type() == "TPU":  # torchrun on a TPU host: one process a chip
@@ -131,16 +132,15 @@ class XlaTransport(Transport):
         return Recorded()
 
     def broadcast(self, tensor: torch.Tensor, src: int, group: Any) -> Handle:
-        """A sum to which all but `src` add nothing: exact, and the same program on every rank."""
+        """A sum to which all but `src` add 0: one program on all ranks, and exact but for -0.0, which becomes 0."""
         mine = torch.tensor(self._rank == src).to(self._device)  # data, not a constant of the graph
-        wire, nothing = tensor, 0.0
+        wire = tensor
         if tensor.dtype is torch.bool:
             wire = tensor.to(torch.uint8)
-        elif tensor.is_floating_point():
-            nothing = -0.0  # x + -0.0 is x, also where x is -0.0
-            wire = tensor if tensor.dtype in _SUMMED else tensor.float()
+        elif tensor.is_floating_point() and tensor.dtype not in _SUMMED:
+            wire = tensor.float()
         with self._graph():
-            wire = torch.where(mine, wire, torch.full_like(wire, nothing))
+            wire = torch.where(mine, wire, torch.zeros_like(wire))
             xm.all_reduce(xm.REDUCE_SUM, [wire], pin_layout=False)
             tensor.copy_(wire)
         return Recorded()
@@ -179,16 +179,21 @@ class XlaTransport(Transport):
     def cut(self) -> None:
         if self._meeting is None:
             self._flush()
+            self._pending = False
             return
         # sync() drops the token that orders collectives, and with it inputs of the program that it has just started,
         # which blocks before the other replicas have started theirs (see _replicas): kept until they have.
         token = xm._get_all_reduce_token()
         self._meeting.run(self._rank, self._timeout, self._flush)
+        self._pending = False
         del token
 
     def abort(self) -> None:
         if self._meeting is not None:
             self._meeting.give_up()
+        if self._pending:  # it could never run any more, and whatever cuts next would run it on this rank alone
+            torch_xla._XLAC._clear_pending_irs(str(self._device))
+            self._pending = False
 
     def destroy(self) -> None:
         if self._meeting is not None:
@@ -199,6 +204,7 @@ class XlaTransport(Transport):
     def _graph(self) -> Iterator[None]:
         """What is recorded inside joins the caller's graph while `recording`, else a graph of its own that runs now."""
         if self._in_graph:
+            self._pending = True
             yield
             return
         self._flush()

@@ -399,6 +399,27 @@ HCCL_API HcclResult HcclAlltoAllV(const void* from, const void* sent, const void
   });
 }
 
+// `counts`: how many elements each rank (row) sends to each (column), in order and without gaps.
+HCCL_API HcclResult HcclAlltoAllVC(const void* from, const void* counts, HcclDataType sent_type, const void* to,
+                                   HcclDataType received_type, HcclComm handle, aclrtStream stream) {
+  if (HcclResult code = check("HcclAlltoAllVC", sent_type)) return code;
+  Shared communicator = find(handle);
+  if (!communicator) return HCCL_E_PTR;
+  uint32_t size = communicator->size, rank = communicator->rank;
+  auto* matrix = (const uint64_t*)counts;
+  Parts parts;
+  char *out = (char*)from, *in = (char*)to;
+  for (uint32_t peer = 0; peer < size; peer++) {
+    parts.push_back({true, peer, out, matrix[rank * size + peer] * size_of(sent_type)});
+    parts.push_back({false, peer, in, matrix[peer * size + rank] * size_of(received_type)});
+    out += parts[2 * peer].bytes;
+    in += parts[2 * peer + 1].bytes;
+  }
+  return launch(handle, stream, [=](Communicator* communicator) {
+    return emu::transfer(communicator, parts, "HcclAlltoAllVC", tag(HCCL_CMD_ALLTOALLVC, sent_type));
+  });
+}
+
 HCCL_API HcclResult HcclBarrier(HcclComm handle, aclrtStream stream) {
   return launch(handle, stream, [](Communicator* communicator) {
     char here = 1;
