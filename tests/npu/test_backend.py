@@ -133,6 +133,15 @@ def test_fused_sgd_needs_momentum(backend: Any) -> None:
     assert "momentum" in backend.capabilities()["train.fused_optimizer"].why
 
 
+def test_operations_on_the_host_are_unknown_and_not_none(backend: Any) -> None:
+    """torch_npu warns of each operator that falls back, once, and counts none."""
+    backend.device.set(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.atanh(torch.zeros(2, device="npu"))
+    assert "not counted" in backend.device.uncounted()["fallbacks"]
+
+
 def test_a_stream_has_no_priority(backend: Any) -> None:
     backend.device.set(0)
     with pytest.raises(RuntimeError, match="not support Stream.get_priority"):
