@@ -7,6 +7,7 @@ Owns the process group's life and the translation of `Transport` into torch.dist
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import threading
 from collections.abc import Callable, Sequence
@@ -169,7 +170,14 @@ class C10dTransport(Transport):
         created, self._groups = self._groups, []
         if self._created:
             self._created = False
-            dist.destroy_process_group()
+            try:
+                dist.destroy_process_group()
+            except RuntimeError:  # it stays with torch.distributed then, and a later session would take it for the user's
+                with contextlib.suppress(RuntimeError):
+                    for group in created:
+                        group.abort()
+                    dist.destroy_process_group()
+                raise
             return
         for group in created:
             dist.destroy_process_group(group)

@@ -164,7 +164,8 @@ class Launcher:
             if self.stuck:
                 self.abort()
             self.joined = False
-            with translated(lambda: f"leaving {self.transport.name} on rank {self.control.rank}", None, self.fault):
+            look = self.control.check_abort  # a fabric that orders streams may tell only now that a rank has given up
+            with translated(lambda: f"leaving {self.transport.name} on rank {self.control.rank}", look, self.fault):
                 self.transport.destroy()
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map
 
 from accel._unwrap import clean_name, inner_wrappers, unwrap
 from accel.errors import ArgumentError, CheckpointError
@@ -184,7 +185,7 @@ def _check_optimizer(name: str, optimizer: Any, state: Mapping[str, Any]) -> Non
 
 def _load_optimizer(optimizer: Any, state: Mapping[str, Any]) -> None:
     """Load a copy, because torch keeps tensors that need no conversion. Hyperparameters come from the checkpoint."""
-    copied = copy.deepcopy({key: value for key, value in state.items() if key != _SHAPES})
+    copied = tree_map(_copied, {key: value for key, value in state.items() if key != _SHAPES})
     for saved, own in zip(copied["param_groups"], optimizer.param_groups, strict=True):
         for key in _EXECUTION:
             if key in own:
@@ -193,6 +194,11 @@ def _load_optimizer(optimizer: Any, state: Mapping[str, Any]) -> None:
             if key != "params" and key in saved:
                 saved[key] = _like(value, saved[key])
     optimizer.load_state_dict(copied)
+
+
+def _copied(value: Any) -> Any:
+    # deepcopy of a tensor goes through torch's deprecated storages where torch_npu 2.13 is loaded, and warns.
+    return value.detach().clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)
 
 
 def _like(own: Any, saved: Any) -> Any:

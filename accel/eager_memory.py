@@ -60,7 +60,7 @@ class EagerMemory(Memory):
 
     def record_history(self, enabled: bool = True) -> None:
         if enabled:
-            self._module.memory._record_memory_history(max_entries=HISTORY)
+            self._module.memory._record_memory_history(stacks="python", max_entries=HISTORY)
         else:
             self._module.memory._record_memory_history(enabled=None)
 

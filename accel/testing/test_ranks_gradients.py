@@ -149,20 +149,24 @@ def test_layer_unfrozen_after_prepare_is_averaged_too(ranks: RankPool, backend_n
 
 def _misses(name: str, case: str) -> str:
     """Rank 1 leaves out a backward (or both ranks a parameter) that the other rank's reduction waits for."""
-    with init(name, accumulate=2, timeout=6.0) as s:
-        model = mlp()
-        called, optimizer = s.prepare(model, sgd(model))
-        try:
-            for i, (x, y) in enumerate(s.batches([data(4, seed=i) for i in range(4)])):
-                if case == "frozen later" and i == 2:
-                    s.unwrap(called)[0].requires_grad_(False)
-                loss = loss_of(called, x, y)
-                if not (case == "no backward" and i == 3 and s.rank == 1):
-                    s.backward(loss)
-                s.step(optimizer)
-        except AccelError as error:
-            return f"{type(error).__name__}: {error}"
-    return "nothing"
+    said = []
+    try:
+        with init(name, accumulate=2, timeout=6.0) as s:
+            model = mlp()
+            called, optimizer = s.prepare(model, sgd(model))
+            try:
+                for i, (x, y) in enumerate(s.batches([data(4, seed=i) for i in range(4)])):
+                    if case == "frozen later" and i == 2:
+                        s.unwrap(called)[0].requires_grad_(False)
+                    loss = loss_of(called, x, y)
+                    if not (case == "no backward" and i == 3 and s.rank == 1):
+                        s.backward(loss)
+                    s.step(optimizer)
+            except AccelError as error:
+                said.append(f"{type(error).__name__}: {error}")
+    except AccelError as error:  # a fabric that orders streams tells it where the host next waits
+        said.append(f"{type(error).__name__}: {error}")
+    return said[0] if said else "nothing"
 
 
 def test_backward_left_out_on_one_rank_is_an_error_on_both(ranks: RankPool, backend_name: str) -> None:

@@ -121,10 +121,11 @@ def _refused(hardware: str | None, versions: dict[str, str], pairs: list[str]) -
             f"{pair}): install the CPU build of the same version, torch=={_plain(versions)}+cpu, from PyTorch's "
             f"index of CPU wheels; on x86-64 pip brings the CUDA build otherwise. {AUTOLOAD}"
         )
-    broken = _probe.import_error("torch_npu")
+    # The emulator is built only for a pair that loads on it, which would cost each process seconds to try again.
+    broken = None if emulated_devices() is not None else _probe.import_error("torch_npu")
     if broken is not None:
         told = "".join(f"; {line}" for line in pairs)
-        without_cann = "" if "CANN" in versions or emulated_devices() else "; CANN is not found on this machine"
+        without_cann = "" if "CANN" in versions else "; CANN is not found on this machine"
         return f"importing torch_npu fails: {broken} (found {pair}{without_cann}){told}. {AUTOLOAD}"
     if hardware is None:
         return ABSENT

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-import torch_npu  # noqa: F401 - registers the c10d backend "hccl"
+import torch_npu  # registers the c10d backend "hccl"
 
 from accel._c10d import C10dTransport
 from accel_npu import _errors
@@ -35,6 +35,13 @@ class NpuTransport(C10dTransport):
     # torch_npu's watchdog must come after HCCL's own limit, whose error says what happened; torch_npu warns
     # where it does not (ProcessGroupHCCL.cpp, torch_npu 2.13).
     grace = 60.0
+
+    def destroy(self) -> None:
+        try:
+            super().destroy()
+        finally:
+            # What failed on a stream is told where the host next waits for it: here, and not in a later session.
+            torch_npu.npu.synchronize()
 
     def fault(self, error: RuntimeError) -> str | None:
         return _errors.fabric_fault(error)

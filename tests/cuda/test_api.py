@@ -36,7 +36,7 @@ CALLS = [
     (torch.cuda.empty_cache, (), {}),
     (torch.cuda.set_per_process_memory_fraction, (0.5, 0), {}),
     (memory._dump_snapshot, ("file",), {}),
-    (memory._record_memory_history, (), {"max_entries": 1}),
+    (memory._record_memory_history, (), {"stacks": "python", "max_entries": 1}),
     (memory._record_memory_history, (), {"enabled": None}),
     (torch.cuda.nccl.version, (), {}),
     (torch.backends.cudnn.version, (), {}),

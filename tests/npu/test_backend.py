@@ -121,6 +121,24 @@ def test_absent_calls_stay_absent_until_the_backend_uses_them(backend: Any) -> N
         torch.npu.get_npu_overflow_flag()
 
 
+def test_fused_sgd_needs_momentum(backend: Any) -> None:
+    """The table says so: `train.fused_optimizer`."""
+    backend.device.set(0)
+    weight = nn.Parameter(torch.ones(3, device="npu"))
+    weight.grad = torch.ones_like(weight)
+    with pytest.raises(RuntimeError, match="momentum must be positive"):
+        torch.optim.SGD([weight], lr=0.5, fused=True).step()
+    torch.optim.SGD([weight], lr=0.5, momentum=0.9, fused=True).step()
+    assert weight.tolist() == [0.5] * 3
+    assert "momentum" in backend.capabilities()["train.fused_optimizer"].why
+
+
+def test_a_stream_has_no_priority(backend: Any) -> None:
+    backend.device.set(0)
+    with pytest.raises(RuntimeError, match="not support Stream.get_priority"):
+        _ = backend.device.stream().priority
+
+
 @pytest.mark.parametrize("variable", ["INF_NAN_MODE_FORCE_DISABLE=1", "INF_NAN_MODE_ENABLE=0"])
 def test_fp16_is_refused_where_overflow_saturates(python: Any, variable: str) -> None:  # T14
     name, _, value = variable.partition("=")

@@ -16,6 +16,7 @@ from accel.testing.ranks import outcomes, run_ranks
 def _join(timeout: float = 60.0) -> tuple[Any, Any, int, str]:
     import torch
     import torch.distributed as dist
+    import torch_npu  # noqa: F401 - where torch does not load it by itself
 
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.npu.set_device(rank)
@@ -109,6 +110,23 @@ def test_every_collective_gives_what_its_definition_says(size: int) -> None:
         assert found["group"] == 2 * (rank // 2 * 2) + 1
 
 
+def _gathered() -> str:
+    torch, dist, rank, device = _join()
+    parts = [torch.empty(1, device=device) for _ in range(2)] if rank == 0 else None
+    try:
+        dist.gather(torch.tensor([rank + 1.0]).to(device), parts, dst=0)
+        torch.npu.synchronize()
+        said = str([part.item() for part in parts or []])
+    except RuntimeError as error:
+        said = str(error)
+    dist.destroy_process_group()
+    return said
+
+
+def test_gather_of_torch_npu(): 
+    assert run_ranks(_gathered, 2, timeout=100) == []
+
+
 def _refused() -> list[str]:
     torch, dist, _, device = _join()
     messages = []
@@ -165,8 +183,9 @@ def _killed() -> str:
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     try:
-        dist.all_reduce(torch.ones(1).to(device))
-        torch.npu.synchronize()
+        x = torch.ones(1).to(device)
+        dist.all_reduce(x)
+        (x + 1).item()  # read on another stream than the one that failed
     except RuntimeError as error:
         return str(error)
     return "no error"

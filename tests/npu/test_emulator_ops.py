@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch_npu  # noqa: F401 - where torch does not load it by itself
 from torch import nn
 from torch.nn import functional
 
@@ -137,7 +138,7 @@ def test_training_uses_no_fall_back_that_is_not_announced(python: Any, tmp_path:
 
 def test_an_operator_that_is_not_emulated_runs_on_the_cpu_and_is_named(python: Any, tmp_path: Path) -> None:
     seen = tmp_path / "fallbacks"
-    code = "import torch; print(torch.atanh(torch.zeros(2, device='npu')).tolist())"
+    code = "import torch, torch_npu; print(torch.atanh(torch.zeros(2, device='npu')).tolist())"
     assert python(code, ACCEL_EMULATE_NPU_FALLBACKS=str(seen)).stdout == "[0.0, 0.0]\n"
     assert "atanh" in seen.read_text().split()
 

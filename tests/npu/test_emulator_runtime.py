@@ -100,6 +100,7 @@ def test_entry_points_that_nothing_emulates_say_so() -> None:
 
 def test_what_a_910b_refuses_is_refused() -> None:
     import torch
+    import torch_npu  # noqa: F401 - where torch does not load it by itself
 
     def product(dtype: torch.dtype) -> None:
         square = torch.ones(2, 2, dtype=dtype, device="npu")

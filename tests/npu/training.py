@@ -7,6 +7,7 @@ import copy
 import warnings
 
 import torch
+import torch_npu  # noqa: F401 - where torch does not load it by itself
 from torch import nn
 from torch.nn import functional
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from accel.errors import BackendError
-from accel_npu.emulator import operators
+from accel_npu.emulator import environment, operators
 from accel_npu.emulator.packages import Packages
 
 HERE = Path(__file__).parent
@@ -117,9 +117,22 @@ def _make(folder: Path, packages: Packages, chosen: Compiler) -> None:
         for library, sources in LIBRARIES.items():
             _link(library, sources, Path(scratch), made, packages, chosen)
         shutil.copy(HERE / "native.txt", made / "native.txt")
+        _load(made)
         if folder.exists():  # a rebuild: programs that run on the old one keep its files
             folder.rename(Path(scratch) / "old")
         made.rename(folder)
+
+
+def _load(made: Path) -> None:
+    """Import torch_npu on the new libraries, once: what a build is there for can be loaded."""
+    environ = {**environment.environment(made), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    done = subprocess.run(
+        [sys.executable, "-c", "import torch, torch_npu"], env=environ, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        said = "\n".join(done.stderr.splitlines()[-20:])
+        raise BackendError(f"torch_npu cannot be imported on the emulator, exit code {done.returncode}:\n{said}")
 
 
 def _generate(scratch: Path) -> None:
@@ -160,8 +173,10 @@ def _link(
     needs = [] if library == "ascendcl" else [f"-L{made}", "-lascendcl"]
     if library == "opapi":
         needs += [f"-L{packages.torch_folder / 'lib'}", "-ltorch_cpu", "-lc10"]
-    if not sources:
-        objects = ["-x", "c++", os.devnull]
+    if not sources:  # one function, as torch's unwinder warns of a library without any
+        empty = scratch / f"{library}.cpp"
+        empty.write_text(f'extern "C" void accel_emulated_{library}() {{}}\n')
+        objects = [str(empty)]
     _call(
         chosen, "-shared", "-fPIC", *objects, "-o", str(made / f"lib{library}.so"), f"-Wl,-soname,lib{library}.so",
         "-Wl,--no-as-needed", *needs, "-ldl", "-lpthread", "-Wl,-rpath,$ORIGIN",

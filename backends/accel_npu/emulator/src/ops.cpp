@@ -54,6 +54,9 @@ at::ScalarType type_of(aclDataType type) {
     case ACL_INT32: return at::kInt;
     case ACL_INT64: return at::kLong;
     case ACL_UINT8: return at::kByte;
+    case ACL_UINT16: return at::kUInt16;
+    case ACL_UINT32: return at::kUInt32;
+    case ACL_UINT64: return at::kUInt64;
     case ACL_BOOL: return at::kBool;
     case ACL_COMPLEX64: return at::kComplexFloat;
     case ACL_COMPLEX128: return at::kComplexDouble;

@@ -35,6 +35,11 @@ int64_t jitter() {
   return value;
 }
 
+struct Failure {
+  int code = 0;
+  std::string message;
+};
+
 // Its thread holds a share of it, so that a forced destruction never waits for a task that is stuck.
 class Stream : public std::enable_shared_from_this<Stream> {
  public:
@@ -71,7 +76,10 @@ class Stream : public std::enable_shared_from_this<Stream> {
     } else if (!changed_.wait_for(lock, std::chrono::milliseconds(milliseconds), quiet)) {
       return emu::fail(SYNC_TIMEOUT, "the stream was not idle within " + std::to_string(milliseconds) + " ms");
     }
-    return error_ ? emu::fail(error_, message_) : 0;
+    if (!error_) return 0;
+    int code = emu::fail(error_, message_);  // told once: a stream goes on after a task that failed
+    error_ = 0;
+    return code;
   }
 
   bool idle() {
@@ -82,6 +90,11 @@ class Stream : public std::enable_shared_from_this<Stream> {
   int error() {
     std::lock_guard<std::mutex> lock(mutex_);
     return error_;
+  }
+
+  Failure failure() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return {error_, message_};
   }
 
   void stop(bool drop) {
@@ -112,7 +125,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
       task = nullptr;
       const char* text = code ? aclGetRecentErrMsg() : nullptr;
       lock.lock();
-      if (code && !error_) {  // the first failure is the one that is reported, and the stream stays broken
+      if (code && !error_) {  // the first failure is the one that is reported
         error_ = code;
         message_ = text ? text : "";
       }
@@ -181,15 +194,21 @@ int wait_for_device(int milliseconds) {
   return code;
 }
 
-// Recording counts up; a wait takes the count of its moment and passes when that many recordings have happened.
+// Recording counts up; a wait takes the count of its moment and passes when that many recordings have happened. What
+// waits for a stream that has failed fails as well: on a device it would never be reached.
 struct Moment {
   std::mutex mutex;
   std::condition_variable changed;
   uint64_t recorded = 0, happened = 0;
   double time = 0;
+  Failure failure;
   bool reached(uint64_t count) {
     std::lock_guard<std::mutex> lock(mutex);
     return happened >= count;
+  }
+  bool failed() {
+    std::lock_guard<std::mutex> lock(mutex);
+    return failure.code != 0;
   }
   uint64_t latest() {
     std::lock_guard<std::mutex> lock(mutex);
@@ -197,6 +216,8 @@ struct Moment {
   }
 };
 struct Event { std::shared_ptr<Moment> moment = std::make_shared<Moment>(); };
+
+int told(const Failure& failure) { return failure.code ? emu::fail(failure.code, failure.message) : 0; }
 
 std::shared_ptr<Moment> moment_of(aclrtEvent event) { return ((Event*)event)->moment; }
 
@@ -215,7 +236,7 @@ int wait_for_event(aclrtEvent event, int milliseconds) {
   } else if (!moment->changed.wait_for(lock, std::chrono::milliseconds(milliseconds), reached)) {
     return emu::fail(EVENT_TIMEOUT, "the event did not happen within " + std::to_string(milliseconds) + " ms");
   }
-  return ACL_SUCCESS;
+  return told(moment->failure);
 }
 
 }  // namespace
@@ -272,9 +293,11 @@ aclError aclrtRecordEvent(aclrtEvent event, aclrtStream stream) {
     std::lock_guard<std::mutex> lock(moment->mutex);
     count = ++moment->recorded;
   }
-  return emu::post(stream, [moment, count] {
+  return emu::post(stream, [moment, count, recorder = resolve(stream)] {
+    Failure failure = recorder->failure();
     {
       std::lock_guard<std::mutex> lock(moment->mutex);
+      moment->failure = failure;
       moment->happened = std::max(moment->happened, count);
       moment->time = emu::seconds();
     }
@@ -286,11 +309,12 @@ aclError aclrtRecordEvent(aclrtEvent event, aclrtStream stream) {
 aclError aclrtStreamWaitEvent(aclrtStream stream, aclrtEvent event) {
   auto moment = moment_of(event);
   uint64_t count = moment->latest();
-  auto blocking = moment->reached(count) ? emu::Blocking::no : emu::Blocking::yes;
+  // A failure that is handed on must stay with the stream, so it comes from the stream's thread.
+  auto blocking = moment->reached(count) && !moment->failed() ? emu::Blocking::no : emu::Blocking::yes;
   return emu::post(stream, [moment, count] {
     std::unique_lock<std::mutex> lock(moment->mutex);
     moment->changed.wait(lock, [&] { return moment->happened >= count; });
-    return 0;
+    return told(moment->failure);
   }, blocking);
 }
 
