@@ -172,7 +172,9 @@ class C10dTransport(Transport):
             self._created = False
             try:
                 dist.destroy_process_group()
-            except RuntimeError:  # it stays with torch.distributed then, and a later session would take it for the user's
+            except (
+                RuntimeError
+            ):  # it stays with torch.distributed then, and a later session would take it for the user's
                 with contextlib.suppress(RuntimeError):
                     for group in created:
                         group.abort()

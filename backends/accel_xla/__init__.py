@@ -61,8 +61,8 @@ class XlaSpec:
             from accel_xla.spmd import SpmdDevice
 
             device = SpmdDevice()
-        # Starts the client: autograd counts devices at the first backward, and one on the CPU before that leaves the XLA
-        # devices out for good (torch 2.9).
+        # Starts the client: autograd counts devices at the first backward, and one on the CPU before that leaves the
+        # XLA devices out for good (torch 2.9).
         device.current()
         register_replayer(device.type, XlaReplayer())
         transport = XlaTransport(device)

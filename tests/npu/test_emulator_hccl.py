@@ -123,7 +123,7 @@ def _gathered() -> str:
     return said
 
 
-def test_gather_of_torch_npu(): 
+def test_gather_of_torch_npu():
     assert run_ranks(_gathered, 2, timeout=100) == []
 
 
