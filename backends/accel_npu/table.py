@@ -9,6 +9,9 @@ from accel.capabilities import Capability, CapabilityTable, native, unsupported
 from accel.transport import Transport
 from accel_npu.numerics import saturating, saturation_asked
 
+# InplaceCopy of CANN 8.5 for Atlas A2 lists no float8; those of later chips do.
+NO_FLOAT8 = "a 910B's operators take no float8"
+
 
 def capabilities(transport: Transport) -> CapabilityTable:
     table: dict[str, Capability] = {
@@ -34,4 +37,6 @@ def capabilities(transport: Transport) -> CapabilityTable:
     }
     if saturation_asked():  # T14
         table["precision.fp16"] = unsupported(saturating())
-    return CapabilityTable("npu", {**table, **cells(transport)})
+    table |= cells(transport)
+    table |= {name: unsupported(NO_FLOAT8) for name in table if ".float8" in name}
+    return CapabilityTable("npu", table)
