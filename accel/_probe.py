@@ -64,7 +64,7 @@ def module_folder(module: str) -> Path | None:
 
 
 @functools.cache
-def import_error(module: str, seconds: float = 120.0, then: str = "pass") -> str | None:
+def import_error(module: str, seconds: float = 300.0, then: str = "pass") -> str | None:
     """The last line that `import torch, MODULE; THEN` dies with in a subprocess; None when it succeeds.
 
     Autoload is off there, so the error is the package's own and not one wrapped by `import torch`.

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-_seeding = threading.Lock()  # ranks may be threads of one process, which share torch's generator
+_seeding = threading.RLock()  # ranks may be threads of one process, which share torch's generator
 
 
 def mlp(seed: int = 0) -> nn.Sequential:
@@ -16,6 +16,12 @@ def mlp(seed: int = 0) -> nn.Sequential:
     with _seeding:
         torch.manual_seed(seed)
         return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
+
+
+def rivals() -> tuple[nn.Sequential, nn.Sequential]:
+    """A generator and its critic."""
+    with _seeding:
+        return mlp(0), nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
 
 
 def convnet(seed: int = 0) -> nn.Sequential:

@@ -39,7 +39,7 @@ def _uneven(name: str, sized: bool, counts: tuple[int, int]) -> Any:
             lambda opt, a, k: gradients.append(opt.param_groups[0]["params"][0].grad.clone())
         )
         loader: Any = [torch.full((1,), 5.0)] * counts[s.rank] if sized else Stream(counts[s.rank])
-        for x in s.batches(loader):
+        for x in s.batches(loader, short="keep"):
             s.backward(model(x.reshape(1, 1)).sum())
             s.step(optimizer)
         metric = torch.ones(1, device=s.device)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import accel
-from accel.testing.models import data, mlp, sgd, values
+from accel.testing.models import data, mlp, rivals, sgd, values
 
 
 def init(name: str, **arguments: Any) -> Any:
@@ -35,7 +35,7 @@ def run(session: Any, model: Any, optimizer: Any, loader: Any, **arguments: Any)
 
 def adversaries(session: Any) -> list[torch.Tensor]:
     """Two models that alternate, each loss running through both, with no zero_grad anywhere."""
-    generator, critic = mlp(0), nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+    generator, critic = rivals()
     g, opt_g = session.prepare(generator, sgd(generator, momentum=0.9))
     c, opt_c = session.prepare(critic, sgd(critic, momentum=0.9))
     for noise, real in session.batches([data(4, seed=10 * session.rank + i) for i in range(4)]):
@@ -54,8 +54,7 @@ def _plain_step(loss: torch.Tensor, optimizer: Any, *cleared: Any) -> None:
 
 
 def adversaries_by_hand(ranks: int) -> list[torch.Tensor]:
-    g = mlp(0)
-    c = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+    g, c = rivals()
     opt_g, opt_c = sgd(g, momentum=0.9), sgd(c, momentum=0.9)
     for i in range(4):
         noise, real = (

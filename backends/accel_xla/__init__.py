@@ -61,6 +61,9 @@ class XlaSpec:
             from accel_xla.spmd import SpmdDevice
 
             device = SpmdDevice()
+        # Starts the client: autograd counts devices at the first backward, and one on the CPU before that leaves the
+        # XLA devices out for good (torch 2.9).
+        device.current()
         register_replayer(device.type, XlaReplayer())
         transport = XlaTransport(device)
         return BackendParts(device, transport, XlaNumerics(), XlaMemory(device), capabilities(transport, _client()))
@@ -81,8 +84,9 @@ class XlaSpec:
     def _set_variables(self) -> None:
         devices = os.environ.get("CPU_NUM_DEVICES", "")
         replicas = int(devices) if _client() == "CPU" and devices.isdecimal() else 1
-        # A replica that is a thread waits for the others on a thread of torch_xla's pool.
-        pool = {"XLA_THREAD_POOL_SIZE": str(4 * replicas)} if replicas > 1 else {}
+        # A replica's program waits for the others on a thread of torch_xla's pool. Left to run programs on its own, the
+        # CPU client starts those that one thread hands over one after the other, and the second would never begin.
+        pool = {"XLA_THREAD_POOL_SIZE": str(4 * replicas), "PJRT_CPU_ASYNC_CLIENT": "0"} if replicas > 1 else {}
         _env.set_vendor_variables({"PJRT_DEVICE": _client(), **VARIABLES, **pool})
 
 
