@@ -141,7 +141,8 @@ def environment(session: nox.Session, lane: str) -> None:
     session.install(torch)
     constraint = home / "torch.txt"  # keeps other packages from replacing this build of torch
     constraint.write_text(torch + "\n")
-    project = f".[{','.join(LANES[lane].extras)}]"
+    extras = ",".join(LANES[lane].extras)
+    project = f".[{extras}]" if extras else "."
     session.install("--constraint", str(constraint), "--editable", project, *LANES[lane].vendor, *tools)
     stamp.write_text(digest)
 
