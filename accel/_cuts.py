@@ -47,7 +47,8 @@ class Cuts:
         self._reads: int | None = None  # of the device, when the current micro-batch began; None when not looked at
         self._in_a_row = 0
         self._tracer = ReadTracer(device.host_reads)
-        self._on_host: set[str] = set()  # operations reported already
+        self._on_host = device.fallback_operations()  # those of earlier sessions
+        self._told: set[str] = set()  # those reported in this one
 
     def saw(self, batch: Any) -> None:
         """A training batch is about to be used."""
@@ -106,9 +107,9 @@ class Cuts:
         self._windows += 1
         self._settled = self._settled or not compiled or self._windows >= _WARM_UP
         self._new = None
-        for name in self._device.fallback_operations():
-            if name not in self._on_host:
-                self._on_host.add(name)
+        for name, times in self._device.fallback_operations().items():
+            if times > self._on_host.get(name, 0) and name not in self._told:
+                self._told.add(name)
                 log.warning(
                     "step %d: %s ran on the host, as the device lacks it; each use waits for a copy", step, name
                 )

@@ -86,9 +86,9 @@ class Device(ABC):
         """Why a counter says nothing here, by its name; those that are not in it count."""
         return {}
 
-    def fallback_operations(self) -> list[str]:
-        """Names of the operations counted as `fallbacks`; none where every operation runs on the device."""
-        return []
+    def fallback_operations(self) -> dict[str, int]:
+        """How often each operation counted in `fallbacks` ran on the host since the process started, by name."""
+        return {}
 
     def host_reads(self) -> int:
         """Tensors copied to the host since the process started, where a copy ends a lazy graph; 0 on eager devices."""

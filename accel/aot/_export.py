@@ -159,7 +159,7 @@ class _NoReads(TorchDispatchMode):
     def __init__(self, device: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's own has no types
         self._device = device
-        self._on_host = set(device.fallback_operations())
+        self._on_host = device.fallback_operations()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -173,7 +173,8 @@ class _NoReads(TorchDispatchMode):
                 "do it after session.step"
             )
         result = func(*args, **kwargs)
-        new = set(self._device.fallback_operations()) - self._on_host
+        now = self._device.fallback_operations()
+        new = [name for name, times in now.items() if times > self._on_host.get(name, 0)]
         if new:
             raise ExportError(
                 f"{_place()}: {', '.join(sorted(new))} runs on the host, as XLA lacks it, and cuts the graph of the "

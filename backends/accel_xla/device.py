@@ -88,12 +88,12 @@ class XlaDevice(Device):
     def counters(self) -> dict[str, int]:
         return {
             "compiles": int(metrics.counter_value("UncachedCompile") or 0),
-            "fallbacks": sum(int(metrics.counter_value(name) or 0) for name in self.fallback_operations()),
+            "fallbacks": sum(self.fallback_operations().values()),
         }
 
-    def fallback_operations(self) -> list[str]:
-        """Names of the operations that ran on the host since the process started."""
-        return [name for name in metrics.executed_fallback_ops() if name != READS]
+    def fallback_operations(self) -> dict[str, int]:
+        names = (name for name in metrics.executed_fallback_ops() if name != READS)
+        return {name: int(metrics.counter_value(name) or 0) for name in names}
 
     def host_reads(self) -> int:
         data = metrics.metric_data("TransferFromDeviceTime")

@@ -13,7 +13,7 @@ from torch import nn
 
 import accel
 from accel.bench import _timing
-from accel.errors import UnsupportedError
+from accel.errors import LaunchError
 from accel.testing.models import data, mlp, sgd, values
 
 
@@ -141,7 +141,7 @@ def test_processes_that_would_not_communicate_are_refused(monkeypatch):
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", "1")  # nobody listens: it must not come to a connection
-    with pytest.raises(UnsupportedError, match="collective.processes is unsupported on backend 'xla'.*train apart"):
+    with pytest.raises(LaunchError, match=r"WORLD_SIZE=2, but torch_xla sees a world of 1.*accel launch --nproc"):
         accel.init(backend="xla", timeout=5.0)
 
 
