@@ -34,7 +34,7 @@ def suite(env, folder, *arguments):
         env=env,
         capture_output=True,
         text=True,
-        timeout=560,
+        timeout=1100,
         check=False,
     )
 
@@ -43,7 +43,7 @@ def test_third_partys_backend_is_small():
     assert len(TOY.read_text().splitlines()) < 150
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_third_partys_backend_passes_the_suite(installed, tmp_path):
     done = suite(installed, tmp_path, "-rs")
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
