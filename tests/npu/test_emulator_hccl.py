@@ -111,21 +111,19 @@ def test_every_collective_gives_what_its_definition_says(size: int) -> None:
         assert found["group"] == 2 * (rank // 2 * 2) + 1
 
 
-def _gathered() -> tuple[list[float], list[str]]:
+def _gathered() -> list[float]:
     torch, dist, rank, device = _join()
     parts = [torch.empty(1, device=device) for _ in range(2)] if rank == 0 else None
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # HCCL has no gather, torch_npu says so and gathers on every rank
         dist.gather(torch.tensor([rank + 1.0]).to(device), parts, dst=0)
     found = [part.item() for part in parts or []]
     dist.destroy_process_group()
-    return found, [str(warning.message) for warning in said]
+    return found
 
 
 def test_gather_is_an_all_gather_of_torch_npu() -> None:
-    for rank, (found, said) in enumerate(run_ranks(_gathered, 2, timeout=60)):
-        assert found == ([1.0, 2.0] if rank == 0 else [])
-        assert any("HCCL doesn't support gather" in line for line in said), said
+    assert run_ranks(_gathered, 2, timeout=60) == [[1.0, 2.0], []]
 
 
 def _refused() -> list[str]:
