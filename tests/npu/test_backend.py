@@ -98,7 +98,7 @@ def test_double_silently_gives_float32_so_metrics_stay_in_float32(backend: Any) 
     assert backend.device.metric_dtype is torch.float32
 
 
-def test_allocator_adds_32_bytes_and_rounds_to_512(python: Run) -> None:
+def test_allocator_adds_32_bytes_and_rounds_to_512(python: Any) -> None:
     """In a process of its own: a free block of earlier tests that is a little larger would be given whole."""
     done = python(
         "import torch, torch_npu\n"
