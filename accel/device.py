@@ -80,10 +80,10 @@ class Device(ABC):
 
     @abstractmethod
     def counters(self) -> dict[str, int]:
-        """`compiles` and `fallbacks` (operations run on the host) since the process started; 0 where there are none."""
+        """`compiles` and `fallbacks` (operations run on the host) since the process started, where they are counted."""
 
     def uncounted(self) -> Mapping[str, str]:
-        """Why a counter says nothing here, by its name; those that are not in it count."""
+        """Why a counter is missing from `counters()`, by its name."""
         return {}
 
     def fallback_operations(self) -> dict[str, int]:

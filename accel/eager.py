@@ -65,7 +65,7 @@ class EagerDevice(Device):
         # torch.compile counts each graph that it compiles; it is not imported here to ask.
         compiler: Any = sys.modules.get("torch._dynamo.utils")
         compiles = 0 if compiler is None else compiler.counters["stats"]["unique_graphs"]
-        return {"compiles": int(compiles), "fallbacks": 0}
+        return {"compiles": int(compiles)}
 
     def uncounted(self) -> Mapping[str, str]:
         return {"fallbacks": f"operations that torch runs on the host for {self.type} are not counted"}

@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
 from accel.eager import EagerDevice
 from accel.errors import ArgumentError
-from accel.memory import HOST_OOM, Memory, MemoryStats
+from accel.memory import Memory, MemoryStats
 
 HISTORY = 100_000  # allocations and frees that a recording keeps, the latest; torch's own default has no end
 
 
 class EagerMemory(Memory):
     """Live, reserved and peak bytes of a device's caching allocator, its history, and a limit for this process."""
-
-    oom_texts: ClassVar[tuple[str, ...]]  # of the vendor's RuntimeErrors that mean "out of memory"
 
     def __init__(self, device: EagerDevice) -> None:
         self._device = device
@@ -47,15 +45,13 @@ class EagerMemory(Memory):
     def empty_cache(self) -> None:
         self._module.empty_cache()
 
-    def is_oom(self, exc: BaseException) -> bool:
-        return isinstance(exc, (MemoryError, torch.OutOfMemoryError)) or (
-            isinstance(exc, RuntimeError) and any(text in str(exc) for text in (*self.oom_texts, *HOST_OOM))
-        )
-
     def snapshot(self, path: str | Path) -> None:
         file = Path(path)
         if not file.parent.is_dir():
             raise ArgumentError(f"memory.snapshot({str(path)!r}): its folder does not exist; make it first")
+        self._dump(file)
+
+    def _dump(self, file: Path) -> None:
         self._module.memory._dump_snapshot(os.fspath(file))  # torch's documented way: docs "Understanding memory usage"
 
     def record_history(self, enabled: bool = True) -> None:

@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 from accel.errors import UnsupportedError
 
@@ -42,6 +43,8 @@ class MemoryStats:
 class Memory(ABC):
     """Memory figures of one backend's devices."""
 
+    oom_texts: ClassVar[tuple[str, ...]] = ()  # of the vendor's RuntimeErrors that mean "out of memory"
+
     @abstractmethod
     def stats(self, index: int | None = None) -> MemoryStats:
         """Figures of device `index` (default: current). Raises `ArgumentError` for an index out of range."""
@@ -54,9 +57,13 @@ class Memory(ABC):
     def empty_cache(self) -> None:
         """Return cached, unused memory to the device or operating system."""
 
-    @abstractmethod
     def is_oom(self, exc: BaseException) -> bool:
         """Whether `exc` means that this backend ran out of device or host memory."""
+        import torch
+
+        return isinstance(exc, (MemoryError, torch.OutOfMemoryError)) or (
+            isinstance(exc, RuntimeError) and any(text in str(exc) for text in (*self.oom_texts, *HOST_OOM))
+        )
 
     @abstractmethod
     def snapshot(self, path: str | Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from accel import models, work
+from accel import flops, models
 from accel.bench._options import Options
 from accel.chips import Recognition, utilisation
 from accel.records import Efficiency, Figure, Label
@@ -23,7 +23,7 @@ def count(
     options: Options, classes: int, size: int, found: Recognition, arithmetic: str | None, rate: float, origin: str
 ) -> Counted:
     """Count the step that `options` ask for, at `rate` images/s of one device."""
-    step = work.trace(
+    step = flops.trace(
         getattr(models, options.model), batch=options.batch, size=size, classes=classes, precision=options.precision
     )
     forward, training = step.tally("forward"), step.tally()

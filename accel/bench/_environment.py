@@ -83,9 +83,8 @@ def counted(session: Session, before: Mapping[str, int]) -> dict[str, Figure]:
     ranks = session.backend.collective.all_gather_object(mine)
     figures = {}
     for name, unit in (("compiles", "graphs"), ("fallbacks", "operations")):
-        why_not = device.uncounted().get(name)
-        value = None if why_not else max(rank[name] for rank in ranks)
-        figures[name] = Figure(value, unit, reason=why_not)
+        value = max(rank[name] for rank in ranks) if name in mine else None
+        figures[name] = Figure(value, unit, reason=device.uncounted().get(name))
     return figures
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from accel import models, work
+from accel import flops, models
 from accel.chips import Chip
 from accel.errors import ArgumentError
 
@@ -77,7 +77,7 @@ def costs(model: str, traced: str, batch: int, size: int) -> Costs:
 
 @cache
 def _traced(model: str, traced: str, batch: int, size: int) -> Costs:
-    step = work.trace(getattr(models, model), batch=batch, size=size, precision=traced)
+    step = flops.trace(getattr(models, model), batch=batch, size=size, precision=traced)
     columns = np.array([(one.flops, one.elements, one.bytes) for one in step.operations], dtype=np.float64).T
     backward = np.array([one.phase == "backward" for one in step.operations])
     return Costs(columns[0], columns[1], columns[2], backward, step.parameters)

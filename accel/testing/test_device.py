@@ -92,7 +92,9 @@ def test_synchronize_flush_and_counters_answer(backend: Any) -> None:
     backend.device.flush()
     backend.device.synchronize()
     counters = backend.device.counters()
-    assert set(counters) == {"compiles", "fallbacks"}
+    uncounted = backend.device.uncounted()
+    assert sorted([*counters, *uncounted]) == ["compiles", "fallbacks"]  # a figure, or why there is none
+    assert all(uncounted.values())
     assert all(value >= 0 for value in counters.values())
 
 

@@ -41,8 +41,11 @@ class CpuDevice(EagerDevice):
     def synchronize(self) -> None:
         pass  # operations have finished when their call returns
 
+    def counters(self) -> dict[str, int]:
+        return {**super().counters(), "fallbacks": 0}  # the device is the host: nothing falls back to it
+
     def uncounted(self) -> Mapping[str, str]:
-        return {}  # the device is the host: nothing falls back to it
+        return {}
 
     def event(self, timing: bool = False) -> CpuEvent:
         return CpuEvent(timing)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from accel.errors import ArgumentError, UnsupportedError
-from accel.memory import HOST_OOM, Memory, MemoryStats
+from accel.memory import Memory, MemoryStats
 
 PROC = Path("/proc")
 CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
@@ -44,11 +44,6 @@ class CpuMemory(Memory):
 
     def empty_cache(self) -> None:
         pass  # torch keeps no cache of CPU memory; the C library decides when to return pages
-
-    def is_oom(self, exc: BaseException) -> bool:
-        return isinstance(exc, MemoryError) or (
-            isinstance(exc, RuntimeError) and any(text in str(exc) for text in HOST_OOM)
-        )
 
     def snapshot(self, path: str | Path) -> None:
         raise UnsupportedError(

@@ -10,7 +10,6 @@ import pickle
 from pathlib import Path
 
 from accel.eager_memory import EagerMemory
-from accel.errors import ArgumentError
 
 
 class NpuMemory(EagerMemory):
@@ -24,9 +23,6 @@ class NpuMemory(EagerMemory):
         "EL0004",  # "Failed to allocate memory" of CANN's error list
     )
 
-    def snapshot(self, path: str | Path) -> None:
-        file = Path(path)
-        if not file.parent.is_dir():
-            raise ArgumentError(f"memory.snapshot({str(path)!r}): its folder does not exist; make it first")
+    def _dump(self, file: Path) -> None:
         # _dump_snapshot would start a profiler where the driver's own figures cannot be saved (torch_npu 2.13).
         file.write_bytes(pickle.dumps(self._module.memory._snapshot()))

@@ -7,18 +7,19 @@ from pathlib import Path
 import torch
 
 from accel.errors import UnsupportedError
-from accel.memory import HOST_OOM, Memory, MemoryStats
+from accel.memory import Memory, MemoryStats
 from accel_tpu.device import TpuDevice
 
 NO_ALLOCATOR = "libtpu gives live bytes only, not what its allocator holds"
 NO_PEAK_RESET = "torch.accelerator.reset_peak_memory_stats() ends the process (torch_tpu 0.2.0), so it is not called"
 NO_HISTORY = "torch_tpu keeps no allocation history in torch's format"
 NO_FIGURES = "torch_tpu gave no figures: it answers 0 where its client gives none (0.2.0)"
-EXHAUSTED = ("RESOURCE_EXHAUSTED", "the TPU ran out of memory")
 
 
 class TpuMemory(Memory):
     """Live bytes and their peak."""
+
+    oom_texts = ("RESOURCE_EXHAUSTED", "the TPU ran out of memory")
 
     def __init__(self, device: TpuDevice) -> None:
         self._device = device
@@ -45,11 +46,6 @@ class TpuMemory(Memory):
 
     def empty_cache(self) -> None:
         torch.accelerator.empty_cache()
-
-    def is_oom(self, exc: BaseException) -> bool:
-        return isinstance(exc, (MemoryError, torch.OutOfMemoryError)) or (
-            isinstance(exc, RuntimeError) and any(text in str(exc) for text in (*EXHAUSTED, *HOST_OOM))
-        )
 
     def snapshot(self, path: str | Path) -> None:
         raise UnsupportedError(f"memory.snapshot({str(path)!r}) is unsupported on tpu: {NO_HISTORY}")

@@ -12,11 +12,12 @@ from accel_xla.device import XlaDevice
 
 NO_FIGURES = "PJRT's CPU client keeps no memory figures (torch_xla 2.9 answers UNIMPLEMENTED)"
 NO_ALLOCATOR = "PJRT gives live bytes only, not what its allocator holds"
-EXHAUSTED = ("RESOURCE_EXHAUSTED", "Out of memory")
 
 
 class XlaMemory(Memory):
     """Live bytes and their peak; PJRT has no figure for what its allocator reserves."""
+
+    oom_texts = ("RESOURCE_EXHAUSTED", "Out of memory")
 
     def __init__(self, device: XlaDevice) -> None:
         self._device = device
@@ -40,11 +41,6 @@ class XlaMemory(Memory):
 
     def empty_cache(self) -> None:
         pass  # the client frees a buffer when its last tensor goes
-
-    def is_oom(self, exc: BaseException) -> bool:
-        return isinstance(exc, MemoryError) or (
-            isinstance(exc, RuntimeError) and any(text in str(exc) for text in EXHAUSTED)
-        )
 
     def snapshot(self, path: str | Path) -> None:
         raise UnsupportedError(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from accel import chips, models, predict, published, records, work
+from accel import chips, flops, models, predict, published, records
 from accel.errors import ArgumentError
 from accel.predict import _model
 from accel.predict._calibrate import Set
@@ -67,7 +67,7 @@ def test_a_chip_of_a_vendor_without_a_code_base_gets_the_mixed_calibration_and_i
 def test_costs_at_any_batch_are_those_of_a_trace_at_that_batch() -> None:
     for precision in ("fp32", "fp16"):
         found = _model.costs("resnet18", precision, 24, 64)
-        traced = work.trace(models.resnet18, batch=24, size=64, precision=precision).operations
+        traced = flops.trace(models.resnet18, batch=24, size=64, precision=precision).operations
         for name in ("flops", "elements", "bytes"):
             assert getattr(found, name).tolist() == [getattr(one, name) for one in traced], (precision, name)
 

@@ -9,17 +9,17 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from accel import models, work
+from accel import flops, models
 from accel.errors import ArgumentError
 
 
 @pytest.fixture(scope="module")
-def traces() -> dict[int, work.Trace]:
-    return {batch: work.trace(models.resnet50, batch=batch) for batch in (1, 8)}
+def traces() -> dict[int, flops.Trace]:
+    return {batch: flops.trace(models.resnet50, batch=batch) for batch in (1, 8)}
 
 
 # T26
-def test_resnet50_forward_is_4_089_gmac_and_8_18_gflop_an_image(traces: dict[int, work.Trace]) -> None:
+def test_resnet50_forward_is_4_089_gmac_and_8_18_gflop_an_image(traces: dict[int, flops.Trace]) -> None:
     forward = traces[1].tally("forward")
     assert forward.macs == 4_089_184_256
     assert forward.flops == 2 * forward.macs
@@ -27,13 +27,13 @@ def test_resnet50_forward_is_4_089_gmac_and_8_18_gflop_an_image(traces: dict[int
 
 
 # T26
-def test_the_first_convolution_is_236027904_flop(traces: dict[int, work.Trace]) -> None:
+def test_the_first_convolution_is_236027904_flop(traces: dict[int, flops.Trace]) -> None:
     first = next(one for one in traces[1].operations if one.flops)
     assert (first.name, first.flops) == ("aten.convolution", 236_027_904)
 
 
 # T26
-def test_work_is_linear_in_batch_and_training_is_not_a_factor_but_a_count(traces: dict[int, work.Trace]) -> None:
+def test_work_is_linear_in_batch_and_training_is_not_a_factor_but_a_count(traces: dict[int, flops.Trace]) -> None:
     one, eight = traces[1], traces[8]
     for phase in ("forward", "backward"):
         assert eight.tally(phase).flops == 8 * one.tally(phase).flops
@@ -41,18 +41,18 @@ def test_work_is_linear_in_batch_and_training_is_not_a_factor_but_a_count(traces
     assert eight.tally("optimizer") == one.tally("optimizer")  # and nothing in it depends on the batch
     # Backward needs two products for each of forward, but no gradient of the images: 24.3 GFLOP and not 3 x 8.18.
     assert one.tally().flops == 3 * one.tally("forward").flops - 236_027_904
-    assert one.tally().flops == sum(one.tally(phase).flops for phase in work.PHASES)
+    assert one.tally().flops == sum(one.tally(phase).flops for phase in flops.PHASES)
 
 
 def test_the_count_is_that_of_torchs_flop_counter() -> None:
     net = models.resnet18(10).to("meta")
     with FlopCounterMode(display=False) as counter:
         net(torch.empty(2, 3, 32, 32, device="meta")).sum().backward()
-    assert work.trace(models.resnet18, batch=2, size=32, classes=10).tally().flops == counter.get_total_flops()
+    assert flops.trace(models.resnet18, batch=2, size=32, classes=10).tally().flops == counter.get_total_flops()
 
 
 def test_vit_b_16_is_17_56_gmac_with_its_attention() -> None:
-    counted = work.trace(models.vit_b_16, batch=1)
+    counted = flops.trace(models.vit_b_16, batch=1)
     assert counted.parameters == 86_567_656
     assert counted.tally("forward").macs == 17_563_828_224
 
@@ -61,7 +61,7 @@ def test_bytes_of_a_step_are_counted_by_operation() -> None:
     def line(classes: int) -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Linear(3 * 4 * 4, classes), nn.ReLU())
 
-    counted = work.trace(line, batch=2, size=4, classes=5)
+    counted = flops.trace(line, batch=2, size=4, classes=5)
     by_name = {one.name: one for one in counted.operations if one.phase == "forward"}
     # addmm reads the bias (5), the images (2 x 48) and the weight (48 x 5), and writes 2 x 5; fp32 has 4 bytes.
     product = by_name["aten.addmm"]
@@ -71,8 +71,8 @@ def test_bytes_of_a_step_are_counted_by_operation() -> None:
 
 
 def test_a_16_bit_step_does_the_same_products_and_moves_fewer_bytes() -> None:
-    def traced(precision: str) -> work.Tally:
-        return work.trace(models.resnet18, batch=64, size=64, precision=precision).tally()
+    def traced(precision: str) -> flops.Tally:
+        return flops.trace(models.resnet18, batch=64, size=64, precision=precision).tally()
 
     full, half = traced("fp32"), traced("bf16")
     assert half.flops == full.flops
@@ -82,7 +82,7 @@ def test_a_16_bit_step_does_the_same_products_and_moves_fewer_bytes() -> None:
 def bad(
     model: Callable[..., nn.Module] = models.resnet18, batch: object = 1, size: object = 32, precision: str = "fp32"
 ) -> None:
-    work.trace(model, batch=batch, size=size, precision=precision)  # type: ignore[arg-type]
+    flops.trace(model, batch=batch, size=size, precision=precision)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
