@@ -65,11 +65,10 @@ def layout(model: nn.Module, wanted: bool | None, backend: Backend) -> torch.mem
     `wanted`: channels_last or not; None takes it where the backend is faster so and the model has 2-D convolutions.
     Raises `UnsupportedError` where it is wanted and the backend refuses it.
     """
-    known = backend.capabilities()["prepare.channels_last"]
     if wanted:
         backend.capabilities().require("prepare.channels_last")
         return torch.channels_last
-    if wanted is False or not known.available:
+    if wanted is False or not backend.capabilities().offers("prepare.channels_last"):
         return torch.contiguous_format
     faster = backend.precision.channels_last() and any(isinstance(m, CONVOLUTIONS) for m in model.modules())
     return torch.channels_last if faster else None

@@ -92,37 +92,6 @@ class ToyMemory(Memory):
     def empty_cache(self) -> None:
         pass
 
-    def snapshot(self) -> bool:
-        return torch.are_deterministic_algorithms_enabled()
-
-    def set(self, policy: str, deterministic: bool) -> None:
-        torch.use_deterministic_algorithms(deterministic)
-
-    def put_back(self, found: bool) -> None:
-        torch.use_deterministic_algorithms(found)
-
-    def read(self) -> dict[str, str]:
-        return {"deterministic_algorithms": str(torch.are_deterministic_algorithms_enabled())}
-
-    def autocast_dtype(self, policy: str) -> torch.dtype | None:
-        return torch.bfloat16 if policy == "bf16" else None
-
-
-class ToyMemory(Memory):
-    def stats(self, index: int | None = None) -> MemoryStats:
-        if index not in (None, 0):
-            raise ArgumentError(f"index={index!r}: there is one toy accelerator")
-        return MemoryStats(reasons=dict.fromkeys(FIELDS, "the toy accelerator keeps no figures"))
-
-    def reset_peak(self) -> None:
-        pass
-
-    def empty_cache(self) -> None:
-        pass
-
-    def is_oom(self, exc: BaseException) -> bool:
-        return isinstance(exc, MemoryError) or "DefaultCPUAllocator" in str(exc)
-
     def snapshot(self, path: str | Path) -> None:
         raise UnsupportedError(f"snapshot({str(path)!r}): the toy accelerator keeps no history")
 
