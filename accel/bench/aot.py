@@ -175,9 +175,7 @@ def record_of(
     """The record of one compilation."""
     place = compiled.topology
 
-    def unknown(unit: str) -> Figure:
-        return Figure(None, unit, reason=NOT_RUN)
-
+    protocol, results = records.unrun(NOT_RUN)
     no_peak = None if compiled.peak is not None else "the program does not fit"
     quick = compiled.optimization != "default"
     return records.Record(
@@ -202,29 +200,11 @@ def record_of(
         },
         numerics=records.Numerics(program.policy, program.in_force),
         workload=work,
-        protocol=records.Protocol(
-            steps=unknown("steps"),
-            repeats=unknown("repeats"),
-            warmup_steps=unknown("steps"),
-            clock=f"none: {NOT_RUN}",
-            loader_workers=unknown("workers"),
-            threads=unknown("threads"),
-            threads_source="no thread computes",
-        ),
-        results=records.Results(
-            throughput=unknown("images/s"),
-            throughput_per_device=unknown("images/s"),
-            throughput_repeats=records.Series((), "images/s", reason=NOT_RUN),
-            step_time=unknown("s"),
-            step_time_p10=unknown("s"),
-            step_time_p90=unknown("s"),
-            step_times=records.Series((), "s", reason=NOT_RUN),
-            first_step_time=unknown("s"),
+        protocol=protocol,
+        results=replace(
+            results,
             compile_time=Figure(None, "s", reason="not on the chip's host; prediction.compile_time is this machine's"),
-            loss_curve=records.Curve((), "nats", reason=NOT_RUN),
-            accuracy=unknown("fraction"),
             peak_allocated=Figure(compiled.peak, "bytes", reason=no_peak),
-            peak_reserved=unknown("bytes"),
         ),
         prediction=_prediction(compiled),
         warnings=(OPTIMIZED.format(compiled.optimization),) if quick else (),

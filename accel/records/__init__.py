@@ -24,6 +24,7 @@ from accel.records._record import (
     Series,
     Workload,
 )
+from accel.records._unrun import unrun
 
 __all__ = [
     "ORIGINS",
@@ -45,5 +46,6 @@ __all__ = [
     "destination",
     "read",
     "schema",
+    "unrun",
     "write",
 ]
