@@ -79,6 +79,9 @@ class ToyNumerics(Numerics):
     def autocast_dtype(self, policy: str) -> torch.dtype | None:
         return torch.bfloat16 if policy == "bf16" else None
 
+    def arithmetic(self) -> str:
+        return "fp32"  # a toy has no faster unit
+
 
 class ToyMemory(Memory):
     def stats(self, index: int | None = None) -> MemoryStats:
