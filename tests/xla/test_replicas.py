@@ -126,8 +126,8 @@ def launch(tmp_path, *arguments, environ=None):
 def test_launch_trains_in_replicas(tmp_path):
     done = launch(tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
-    said = [line for line in done.stdout.splitlines() if not line.startswith("[Gloo]")]
-    assert said == ["trained on 2 __main__"]
+    # gloo's threads write to the same stdout, and their lines may be cut anywhere: count ours
+    assert done.stdout.count("trained on 2 __main__") == 1, done.stdout
 
 
 def test_launch_ends_with_the_failing_replicas_code(tmp_path):  # T39
