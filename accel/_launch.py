@@ -5,9 +5,11 @@ Owns what is in flight and whether the fabric is still usable. `accel.collective
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +17,7 @@ import torch
 from accel._checks import Checker, Signature
 from accel._lowering import Plan
 from accel._tensors import dense, joined
-from accel._timeout import countdown, seconds
+from accel._timeout import seconds
 from accel._wait import HandleSet, poll, translated
 from accel._work import Work
 from accel.control import ControlPlane, named
@@ -71,30 +73,51 @@ class Launcher:
     def run(self, call: Call, start: Start, alone: Callable[[], Any]) -> Work:
         """Check, send, and wait unless the call is asynchronous. `alone`: the result where there is nothing to send."""
         limit = self.timeout if call.timeout is None else seconds(call.timeout)
-        left = countdown(limit)
+        began = time.monotonic()
         self.require_joined()
-        self.drain(call.tensors)
+        if self._pending:
+            self.drain(call.tensors)
         watch = CallWatch(self, call)
         checker = call.group.checker
         if checker is not None and call.signature.kind not in ("send", "recv"):
-            watch.number = checker.begin(call.signature, left())
-        if call.group.size == 1 or not any(t.numel() for t in call.tensors):
-            with torch.no_grad():
-                result = alone()
+            watch.number = checker.begin(call.signature, limit)
+        if len(call.group.ranks) == 1 or not any(map(torch.Tensor.numel, call.tensors)):
+            result = alone()
             return Work(None, lambda: result, call.tensors, watch, limit)
-        with translated(watch.describe, watch.check_abort, watch.fault), torch.no_grad():
+        try:
             handle, finish = start()
+        except RuntimeError:
+            with translated(watch.describe, watch.check_abort, watch.fault):
+                raise
         work = Work(handle, finish, call.tensors, watch, limit)
         if call.async_op:
             self._pending.append(work)
         else:
-            work.wait(left())
+            work.complete(max(began + limit - time.monotonic(), 0.001))
         return work
 
     def fused(
         self, plans: Sequence[Plan], call: Call, send: Callable[[list[torch.Tensor], str], Handle], result: Any
     ) -> Start:
         """An in-place operation on many tensors: one launch for each pair of dtype and reduction on the wire."""
+
+        def start_one() -> tuple[Handle, Callable[[], Any]]:
+            target, plan = call.tensors[0].detach(), plans[0]
+            wire = encoded(plan, target)
+            handle = send([wire], plan.op)
+            if wire is target and plan.decode is None:
+                return handle, lambda: result
+            return handle, partial(write_back, [plan], [wire], [target])
+
+        def write_back(plans: Sequence[Plan], wires: list[torch.Tensor], targets: list[torch.Tensor]) -> Any:
+            for plan, wire, target in zip(plans, wires, targets, strict=True):
+                values = decoded(plan, wire, call.group.size)
+                if values is not target:
+                    target.copy_(values)
+            return result
+
+        if len(plans) == 1:
+            return start_one
 
         def start() -> tuple[Handle, Callable[[], Any]]:
             targets = [t.detach() for t in call.tensors]
@@ -104,14 +127,7 @@ class Launcher:
                 if wire.numel():
                     launches.setdefault((wire.dtype, plan.op), []).append(wire)
             handles = [send(together, op) for (_, op), together in launches.items()]
-
-            def finish() -> Any:
-                for plan, wire, target in zip(plans, wires, targets, strict=True):
-                    values = decoded(plan, wire, call.group.size)
-                    if values is not target:
-                        target.copy_(values)
-                return result
-
+            finish = partial(write_back, plans, wires, targets)
             return handles[0] if len(handles) == 1 else HandleSet(handles), finish
 
         return start
@@ -228,7 +244,8 @@ def fused_broadcast(transport: Transport, wires: list[torch.Tensor], root: int, 
 
 def encoded(plan: Plan, values: torch.Tensor) -> torch.Tensor:
     """The contiguous wire tensor of `values`; `values` itself where nothing needs to change."""
-    return plan.encode(dense(values)).contiguous() if plan.encode else dense(values)
+    wire = dense(values)
+    return plan.encode(wire).contiguous() if plan.encode else wire
 
 
 def decoded(plan: Plan, wire: torch.Tensor, size: int) -> torch.Tensor:

@@ -32,6 +32,8 @@ def check_in_place(tensor: torch.Tensor, what: str) -> None:
             f"{what} writes into its tensor, which is a leaf that requires grad; "
             "pass tensor.detach() or use torch.no_grad()"
         )
+    if tensor.is_contiguous():
+        return
     span = 1 if tensor.numel() else 0
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1:
@@ -53,7 +55,9 @@ def check_rows(tensor: torch.Tensor, parts: int, what: str) -> None:
 
 def dense(values: torch.Tensor) -> torch.Tensor:
     """`values` itself where it is contiguous, else a contiguous copy."""
-    return values.resolve_conj().resolve_neg().contiguous()
+    if values.is_conj() or values.is_neg():
+        values = values.resolve_conj().resolve_neg()
+    return values if values.is_contiguous() else values.contiguous()
 
 
 def joined(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Callable[[], None]]:

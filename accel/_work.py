@@ -73,41 +73,52 @@ class Work:
         """
         limit = self._limit if timeout is None else seconds(timeout)
         if not self._over:
-            self._complete(limit)
+            self.complete(limit)
         if host:
             self._watch.synchronize(limit)
 
     def result(self) -> Any:
         """Wait, then return the result: the input tensor itself for in-place operations, else a new tensor."""
         if not self._over:
-            self._complete(self._limit)
+            self.complete(self._limit)
         return self._result
 
     def done(self) -> bool:
         """Whether `wait` would return at once."""
         return self._over or self._handle is None or self._handle.done()
 
-    def _complete(self, limit: float) -> None:
+    def complete(self, limit: float) -> None:
+        """Wait for up to `limit` seconds and make the result; called once, or again after `CollectiveTimeout`."""
         if self._error is not None:
             raise self._error
         try:
-            with translated(self._watch.describe, self._watch.check_abort, self._watch.fault), torch.no_grad():
-                if self._handle is not None:
-                    self._await(self._handle, limit)
-                self._result = self._finish()
-        except CollectiveError as error:
-            if self._handle is not None and not self._handle.done():
-                self._watch.left_hanging()
-            if not isinstance(error, CollectiveTimeout):
-                self._error = error
-            raise
+            handle = self._handle
+            if handle is not None and not handle.wait(min(SLICE, limit)):
+                self._await(handle, limit)
+            self._result = self._finish()
+        except RuntimeError:
+            try:
+                with translated(self._watch.describe, self._watch.check_abort, self._watch.fault):
+                    raise
+            except CollectiveError as known:
+                if self._handle is not None and not self._handle.done():
+                    self._watch.left_hanging()
+                if not isinstance(known, CollectiveTimeout):
+                    self._error = known
+                raise
         self._over = True
         self._handle = None
 
     def _await(self, handle: Handle, limit: float) -> None:
-        end = time.monotonic() + limit
+        """Go on after the first slice of a wait of `limit` seconds."""
+        end = time.monotonic() + limit - SLICE
+
+        def look() -> None:
+            self._watch.slow(max(end - time.monotonic(), SLICE))
+
         try:
-            finished = wait_sliced(handle, limit, lambda: self._watch.slow(max(end - time.monotonic(), SLICE)))
+            look()
+            finished = limit > SLICE and wait_sliced(handle, end - time.monotonic(), look)
         except CollectiveMismatch:
             poll(handle.done, _DRAIN, lambda: None)
             raise

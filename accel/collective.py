@@ -258,7 +258,7 @@ class Collective:
         for t in tensors:
             check_in_place(self._args.tensor(t, kind), kind)
         plans = [self._args.reduction(op, t.dtype, kind) for t in tensors]
-        signature = Signature(kind, op, tuple(t.dtype for t in tensors), tuple(t.shape for t in tensors))
+        signature = Signature(kind, op, tuple([t.dtype for t in tensors]), tuple([t.shape for t in tensors]))
         call = Call(signature, tensors, members, async_op, timeout)
 
         def send(wires: list[torch.Tensor], wire_op: str) -> Handle:
@@ -274,7 +274,7 @@ class Collective:
             check_in_place(self._args.tensor(t, kind), kind)
         plans = [self._args.move(t.dtype, kind) for t in tensors]
         root = self._args.peer(src, "src", members)
-        signature = Signature(kind, "", tuple(t.dtype for t in tensors), tuple(t.shape for t in tensors), root)
+        signature = Signature(kind, "", tuple([t.dtype for t in tensors]), tuple([t.shape for t in tensors]), root)
         call = Call(signature, tensors, members, async_op, timeout)
 
         def send(wires: list[torch.Tensor], _: str) -> Handle:

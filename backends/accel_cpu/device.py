@@ -16,6 +16,8 @@ from accel.eager import EagerDevice, foreign_generator
 from accel.errors import ArgumentError
 from accel_cpu.memory import total_memory
 
+HOST = torch.device("cpu")
+
 
 class CpuDevice(EagerDevice):
     """The one CPU device of a process; torch gives it no index."""
@@ -28,7 +30,7 @@ class CpuDevice(EagerDevice):
 
     @property
     def torch_device(self) -> torch.device:
-        return torch.device("cpu")
+        return HOST
 
     def current(self) -> int:
         return 0  # torch.cpu.current_device() is the string "cpu" (torch 2.13)
