@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.distributed import DistError
 
+from accel._buckets import BUCKET
 from accel._wait import failure
 from accel.backend import Backend
 from accel.collective import Collective
@@ -136,6 +137,7 @@ class DDPSync(GradSync):
             device_ids=None if device.index is None else [device.index],  # CPU modules take none (T45)
             find_unused_parameters=unused_parameters,
             gradient_as_bucket_view=True,
+            bucket_cap_mb=BUCKET / 2**20,
             **NO_BUFFERS_IN_FORWARD,
         )
         self._broadcast(list(model.buffers()))

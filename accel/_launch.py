@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 
+from accel._buckets import buckets
 from accel._checks import Checker, Signature
 from accel._lowering import Plan
-from accel._tensors import dense, joined
+from accel._tensors import dense, flat, joined, write_back
 from accel._timeout import seconds
 from accel._wait import HandleSet, poll, translated
 from accel._work import Work
@@ -99,38 +100,53 @@ class Launcher:
     def fused(
         self, plans: Sequence[Plan], call: Call, send: Callable[[list[torch.Tensor], str], Handle], result: Any
     ) -> Start:
-        """An in-place operation on many tensors: one launch for each pair of dtype and reduction on the wire."""
+        """An in-place operation on many tensors of few dtypes, each dtype in as few launches as `accel._buckets` plans.
 
-        def start_one() -> tuple[Handle, Callable[[], Any]]:
-            target, plan = call.tensors[0].detach(), plans[0]
-            wire = encoded(plan, target)
-            handle = send([wire], plan.op)
-            if wire is target and plan.decode is None:
-                return handle, lambda: result
-            return handle, partial(write_back, [plan], [wire], [target])
+        `plans` are those of `call.tensors`; tensors of one dtype have the same.
+        """
+        if self.transport.fuses and len(plans) > 1:
+            return partial(self._listed, plans, call, send, result)
 
-        def write_back(plans: Sequence[Plan], wires: list[torch.Tensor], targets: list[torch.Tensor]) -> Any:
+        def start() -> tuple[Handle, Callable[[], Any]]:
+            begun = []
+            for plan, targets in bucketed(plans, call.tensors):
+                values = targets[0] if len(targets) == 1 else flat(targets)
+                begun.append((plan, targets, encoded(plan, values)))
+            handles = [send([wire], plan.op) for plan, _, wire in begun]
+
+            def finish() -> Any:
+                for plan, targets, wire in begun:
+                    values = decoded(plan, wire, call.group.size)
+                    if len(targets) > 1:
+                        write_back(values, targets)
+                    elif values is not targets[0]:
+                        targets[0].copy_(values)
+                return result
+
+            return handles[0] if len(handles) == 1 else HandleSet(handles), finish
+
+        return start
+
+    def _listed(
+        self, plans: Sequence[Plan], call: Call, send: Callable[[list[torch.Tensor], str], Handle], result: Any
+    ) -> tuple[Handle, Callable[[], Any]]:
+        """The same where the fabric fuses lists itself: one launch for each pair of dtype and reduction on the wire."""
+        targets = [t.detach() for t in call.tensors]
+        wires = [encoded(plan, target) for plan, target in zip(plans, targets, strict=True)]
+        launches: dict[tuple[torch.dtype, str], list[torch.Tensor]] = {}
+        for plan, wire in zip(plans, wires, strict=True):
+            if wire.numel():
+                launches.setdefault((wire.dtype, plan.op), []).append(wire)
+        handles = [send(together, op) for (_, op), together in launches.items()]
+
+        def finish() -> Any:
             for plan, wire, target in zip(plans, wires, targets, strict=True):
                 values = decoded(plan, wire, call.group.size)
                 if values is not target:
                     target.copy_(values)
             return result
 
-        if len(plans) == 1:
-            return start_one
-
-        def start() -> tuple[Handle, Callable[[], Any]]:
-            targets = [t.detach() for t in call.tensors]
-            wires = [encoded(plan, target) for plan, target in zip(plans, targets, strict=True)]
-            launches: dict[tuple[torch.dtype, str], list[torch.Tensor]] = {}
-            for plan, wire in zip(plans, wires, strict=True):
-                if wire.numel():
-                    launches.setdefault((wire.dtype, plan.op), []).append(wire)
-            handles = [send(together, op) for (_, op), together in launches.items()]
-            finish = partial(write_back, plans, wires, targets)
-            return handles[0] if len(handles) == 1 else HandleSet(handles), finish
-
-        return start
+        return handles[0] if len(handles) == 1 else HandleSet(handles), finish
 
     def drain(self, tensors: Sequence[torch.Tensor] | None) -> None:
         """Complete operations that are over, and those that share memory with `tensors` (None: all): users may drop a
@@ -232,6 +248,21 @@ class CallWatch:
                     self.left_hanging()
                     raise self.timed_out(limit)
             device.synchronize()
+
+
+def bucketed(plans: Sequence[Plan], tensors: Sequence[torch.Tensor]) -> list[tuple[Plan, list[torch.Tensor]]]:
+    """What is launched together, in order: tensors of one dtype, and the plan for it; without those that are empty."""
+    if len(tensors) == 1:
+        return [(plans[0], [tensors[0].detach()])]
+    kinds: dict[torch.dtype, tuple[Plan, list[torch.Tensor]]] = {}
+    for plan, t in zip(plans, tensors, strict=True):
+        if t.numel():
+            kinds.setdefault(t.dtype, (plan, []))[1].append(t.detach() if t.requires_grad else t)
+    return [
+        (plan, [members[index] for index in bucket])
+        for plan, members in kinds.values()
+        for bucket in buckets([t.nbytes for t in members])
+    ]
 
 
 def fused_broadcast(transport: Transport, wires: list[torch.Tensor], root: int, group: Any) -> Handle:

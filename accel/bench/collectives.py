@@ -14,14 +14,18 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import torch
 import torch.distributed as dist
 
 from accel._c10d import REDUCE, C10dTransport, all_gather_single, reduce_scatter_single
 from accel.bench import bandwidth
+from accel.capabilities import Capability, Support
 from accel.errors import ArgumentError, TensorError, UnsupportedError
 from accel.transport import REDUCE_OPS
 
@@ -125,6 +129,37 @@ def interval(values: Sequence[float], seed: int = 0) -> tuple[float, float, floa
     return statistics.median(values), medians[25], medians[974]
 
 
+def run(
+    plan: Plan, out: str | Path, command: str, told: Callable[[Row], object], *, plot: bool = True
+) -> tuple[Path, dict[str, Any]] | None:
+    """Measure with all ranks of the job; write the record to the file or folder `out`, and its plot beside it.
+
+    Path and record on rank 0, None on the others. Raises `ArgumentError` before anything is measured for what cannot
+    be measured, written or drawn.
+    """
+    import accel
+    from accel import records
+    from accel.bench import _collective_record, _environment
+
+    started = datetime.now(timezone.utc)
+    record_id = f"collectives-{started:%Y%m%dT%H%M%SZ}-{uuid4().hex[:6]}"
+    if plot:
+        _collective_record.require_plots()
+    with accel.init() as session:
+        path = records.destination(out, record_id) if session.is_main else Path()
+        found = measure(session, plan, told if session.is_main else bool)
+        machine = _environment.gather(session, {})
+        if not session.is_main:
+            return None
+        data = _collective_record.plain(
+            record_id, f"{started:%Y-%m-%dT%H:%M:%SZ}", command, session, machine, plan, found, CLOCK
+        )
+    written = _collective_record.write(data, path)
+    if plot:
+        _collective_record.plot(data, written.with_suffix(".svg"))
+    return written, data
+
+
 def measure(session: Session, plan: Plan, told: Callable[[Row], object]) -> Measured:
     """Measure `plan` with all ranks of `session`, which must be two or more; `told` hears of each row.
 
@@ -149,6 +184,9 @@ def measure(session: Session, plan: Plan, told: Callable[[Row], object]) -> Meas
                     ):
                         found.rows.append(bench.row(operation, reduction, kind, size))
                         told(found.rows[-1])
+                    cell = bench.cell(operation, reduction, kind)
+                    if bench.group is not None and cell.support is not Support.NATIVE:
+                        found.not_run[f"bare loop of {name}"] = f"the fabric does not do this as it is: {cell.why}"
                 except (UnsupportedError, TensorError) as error:  # the capability table's refusal, alike on all ranks
                     found.not_run[name] = str(error)
     if plan.coalescing:
@@ -174,11 +212,17 @@ class _Bench:
         wrong = self._wrong(operation, reduction, dtype, elements)
         given = torch.zeros(self._given(operation, elements), dtype=dtype, device=self._where)  # zeros stay zeros
         contenders = {"accel": self._call(operation, reduction, given)}
-        if self.group is not None:
+        if self.group is not None and self.cell(operation, reduction, dtype).support is Support.NATIVE:
             contenders["bare"] = self._bare(operation, reduction, given)
         calls, times = self._time(contenders)
         name = str(dtype).removeprefix("torch.")
         return Row(operation, reduction, name, size, elements, calls, times["accel"], times.get("bare", []), wrong)
+
+    def cell(self, operation: str, reduction: str | None, dtype: torch.dtype) -> Capability:
+        """What the capability table says of an operation."""
+        kind = "send" if operation == "send_recv" else operation
+        parts = (kind, reduction, str(dtype).removeprefix("torch."))
+        return self._session.backend.capabilities()[".".join(part for part in parts if part)]
 
     def coalescing(self, count: int, size: int) -> Coalescing:
         tensors = [torch.zeros(size // 4, device=self._where) for _ in range(count)]

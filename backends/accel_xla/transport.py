@@ -54,6 +54,7 @@ class XlaTransport(Transport):
     """Collectives between PJRT's replicas: threads of this process, processes, or both."""
 
     name = "xla"
+    fuses = True
     native_dtypes = _INTEGERS | _MOVED | {torch.bool}
     native_reductions: Mapping[str, frozenset[torch.dtype]] = {
         "sum": _INTEGERS | _SUMMED,
