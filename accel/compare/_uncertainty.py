@@ -16,7 +16,7 @@ import numpy as np
 from accel.records import Record
 
 LEVEL = 0.95
-_RESAMPLES = 4000
+_RESAMPLES = 2000
 _NORMAL = 1.960  # two-sided 95 % of the normal distribution, and of Student's t by degrees of freedom
 _STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
