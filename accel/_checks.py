@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed.distributed_c10d import Store
 
-from accel._flight import differ, named
 from accel._history import History
 from accel._signature import Signature, parse
 from accel._wait import poll
+from accel._words import differ, named
 from accel.errors import CollectiveError, CollectiveMismatch, CollectiveTimeout
 
 if TYPE_CHECKING:

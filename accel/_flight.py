@@ -16,17 +16,17 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torch
 
+from accel._hang import SCHEMA
 from accel._signature import Signature
 
 CAPACITY = 2000
-SCHEMA = 1
 VARIABLE = "ACCEL_FLIGHT_DIR"
 _ACCEL = str(Path(__file__).parent)
 _TORCH = str(Path(torch.__file__).parent) + os.sep
@@ -180,26 +180,6 @@ def entry_state(entry: Entry | None) -> dict[str, Any] | None:
         "site": entry.site,
         "open": entry.end is None,
     }
-
-
-def told(state: Mapping[str, Any] | None) -> str:
-    """`entry_state` in words."""
-    if state is None:
-        return "no collective yet"
-    number = f" number {state['number']}" if state["number"] else ""
-    over = "" if state["open"] else ", which it had finished"
-    return f"{state['call']}{number} of group {state['group']!r} at {state['site']}{over}"
-
-
-def named(ranks: Sequence[int]) -> str:
-    """`ranks` in words, for errors."""
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(str(rank) for rank in ranks)
-
-
-def differ(number: int, group: str, sides: dict[str, list[int]]) -> str:
-    """The error's text: what each rank issued as collective `number`."""
-    shown = "; ".join(f"{named(ranks)}: {words}" for words, ranks in sides.items())
-    return f"ranks issued different collectives as number {number} of group {group!r}: {shown}"
 
 
 def _own(name: str) -> bool:

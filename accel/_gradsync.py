@@ -17,9 +17,10 @@ from torch import nn
 from torch.distributed import DistError
 
 from accel._checks import GRADIENTS
-from accel._flight import Entry, named
+from accel._flight import Entry
 from accel._signature import Signature
 from accel._wait import failure
+from accel._words import named
 from accel.backend import Backend
 from accel.collective import Collective
 from accel.control import ControlPlane

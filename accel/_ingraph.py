@@ -15,9 +15,10 @@ import torch
 from torch import nn
 
 from accel._checks import GRADIENTS
-from accel._flight import Entry, named
+from accel._flight import Entry
 from accel._gradsync import GradSync, dense_gradient, make_equal, missing_gradient, no_backward
 from accel._signature import Signature
+from accel._words import named
 from accel.backend import Backend
 from accel.control import ControlPlane
 from accel.errors import CollectiveError, CollectiveMismatch, CollectiveTimeout

@@ -13,12 +13,13 @@ from typing import Any
 import torch
 
 from accel._checks import Checker
-from accel._flight import Entry, named
+from accel._flight import Entry
 from accel._lowering import Plan
 from accel._signature import Signature
 from accel._tensors import dense, joined
 from accel._timeout import countdown, seconds
 from accel._wait import HandleSet, poll, translated
+from accel._words import named
 from accel._work import Work
 from accel.control import ControlPlane
 from accel.device import Device
@@ -141,6 +142,8 @@ class Launcher:
         waiting, self._pending = self._pending, []
         while waiting:
             work = waiting.pop(0)
+            if work.failed:  # its user has been told
+                continue
             if storages is None or work.done() or any(_storage(t) in storages for t in work.tensors):
                 try:
                     work.wait()

@@ -26,9 +26,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed.distributed_c10d import Store
 
-from accel._flight import Recorder, differ, entry_state, told
+from accel._flight import Recorder, entry_state
 from accel._history import first_difference
 from accel._signals import DumpSignal
+from accel._words import differ, told
 from accel.errors import CollectiveError, CollectiveTimeout
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ NEIGHBOURS = 16  # ranks that each rank watches, the next ones; others learn of 
 _PERIOD = 0.25  # seconds between two looks, up to 64 ranks; the store serves them all, so more ranks look less often
 _RANKS_A_SECOND = 256  # the share of each rank in the store's time
 _HEARD = 2.5  # seconds that a rank's own thread has to raise the news that another one is silent
+_ENDING = 10.0  # seconds, at most, that a rank's own thread has to raise other news, such as that a rank gave up
 _WARN = 30.0  # longest silence in seconds that passes without a warning
 _TOLD = 3.0  # seconds that all ranks have to tell their histories
 _PATIENCE = 8  # looks for a message of the bulletin that was announced and has not come
@@ -93,7 +95,7 @@ class Watcher:
         self._orders: dict[str, float] = {}  # groups whose histories differ, as this rank found -> when it asked
         self._looked = 0  # looks that are over
         self._looking = False
-        self._lost = False  # the store ended with the process that held it
+        self.unreachable = False  # the store has ended, or the process that holds it is frozen
         self._unheard = 0.0
         self._printed = False
         self._stop = threading.Event()
@@ -158,6 +160,8 @@ class Watcher:
 
     def post(self, kind: str, **fields: Any) -> None:
         """A message to the watchers of all ranks."""
+        if self.unreachable:
+            return
         number = self._store.add("bulletin", 1)
         self._store.set(f"bulletin/{number}", json.dumps({"kind": kind, "from": self.rank, **fields}))
 
@@ -257,7 +261,7 @@ class Watcher:
 
     def _lose(self, error: RuntimeError) -> None:
         """The store has ended. Normal where all ranks are about to end; whoever waits for others will not see them."""
-        self._lost = True
+        self.unreachable = True
         current = self.recorder.current()
         news = CollectiveError(f"rank {self.rank} lost the store: rank 0 or the launcher has ended ({error})")
         if current is not None and current.end is None:
@@ -349,6 +353,7 @@ class Watcher:
             waited = waited + elapsed if looked == self._looked else 0.0
             looked = self._looked
             if waited >= self.timeout and self.news is None and self._threads[0].is_alive():
+                self.unreachable = True
                 self._tell(CollectiveTimeout(self._lost_store(waited)))
             self._insist(elapsed)
 
@@ -374,8 +379,8 @@ class Watcher:
             self._printed = True
             log.error("rank %d: %s", self.rank, text)
         silence = isinstance(self.news, CollectiveTimeout)
-        if self._unheard < (_HEARD if silence else self.timeout) or not (
-            silence or inside or (self.streams and not self._lost)
+        if self._unheard < (_HEARD if silence else min(_ENDING, self.timeout)) or not (
+            silence or inside or (self.streams and not self.unreachable)
         ):
             return
         where = f"; it is blocked in {current}, which cannot be interrupted" if inside else ""

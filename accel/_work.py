@@ -98,6 +98,11 @@ class Work:
         """Whether `wait` would return at once."""
         return self._over or self._handle is None or self._handle.done()
 
+    @property
+    def failed(self) -> bool:
+        """Whether a wait has raised an error that will not pass."""
+        return self._error is not None
+
     def _complete(self, left: float, limit: float) -> None:
         """Wait for up to `left` seconds of `limit`, the number that an error names."""
         if self._error is not None:

@@ -26,11 +26,12 @@ from torch.distributed.distributed_c10d import (
 
 from accel import _codec
 from accel._c10d import C10dHandle, keep_forever
-from accel._flight import Recorder, named, told
+from accel._flight import Recorder
 from accel._signature import Signature
 from accel._timeout import seconds
 from accel._wait import poll, translated, wait_sliced
 from accel._watch import ABORTED, Watcher
+from accel._words import named, told
 from accel.errors import ArgumentError, CollectiveError, CollectiveTimeout
 
 MAX_BYTES = 256 * 2**20  # of one encoded object; larger things belong in files or tensors
@@ -138,7 +139,7 @@ class ControlPlane:
         """Tell all ranks that this one gives up: whatever they wait for in accel raises `CollectiveError` with
         `reason`.
         """
-        if self._store is not None:
+        if self._store is not None and not self._unreachable():
             news = json.dumps({"rank": self.rank, "reason": reason})
             self._store.compare_set(ABORTED, "", news)
         if self.watcher is not None:
@@ -255,7 +256,7 @@ class ControlPlane:
         if self._group is not None:
             self._group.close()
             self._group = None
-        if store is None:
+        if store is None or self._unreachable():
             return
         try:
             gone = store.add("closed", 1)
@@ -263,6 +264,10 @@ class ControlPlane:
                 poll(lambda: store.add("closed", 0) == self.world_size, _PARTING, lambda: None)
         except RuntimeError:
             return  # the store has already ended with its process: nothing is left to leave
+
+    def _unreachable(self) -> bool:
+        """Whether a call of the store would fail, or never return."""
+        return self.watcher is not None and self.watcher.unreachable
 
     def _arrive(self) -> None:
         missing = self.meet("arrival", 1, self.timeout)
