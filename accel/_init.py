@@ -81,6 +81,7 @@ def init(
         seconds,
     )
     try:
+        _compare_settings(control, seconds, check)
         local_rank, local_world_size = _local_place(place, control)
         threads = _threads.configure(local_world_size)
         chosen.device.set(_device_index(local_rank, chosen) if place.device is None else place.device)
@@ -122,6 +123,22 @@ def init(
             timeout=seconds,
         )
     )
+
+
+def _compare_settings(control: ControlPlane, timeout: float, check: str) -> None:
+    """Raise `ArgumentError` on all ranks where their checks differ; warn on all where their timeouts do."""
+    if control.world_size == 1:
+        return
+    sides = control.all_gather_object([timeout, check])
+    shown = [f"rank {rank}: timeout={limit:g}, check={mode!r}" for rank, (limit, mode) in enumerate(sides)]
+    if len({mode for _, mode in sides}) > 1:
+        raise ArgumentError(f"check differs between ranks ({'; '.join(shown)}): they could not compare; give all one")
+    if len({limit for limit, _ in sides}) > 1:
+        log.warning(
+            "timeout differs between ranks (%s): the one with the shortest gives up while others still wait; give "
+            "accel.init the same timeout on all",
+            "; ".join(shown),
+        )
 
 
 def _grad_sync(backend: Backend, control: ControlPlane) -> GradSync:

@@ -21,7 +21,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command()(doctor.doctor)
+app.add_typer(doctor.app, name="doctor")
 app.add_typer(bench.app, name="bench")
 app.command()(compare.compare)
 app.command()(predict.predict)
