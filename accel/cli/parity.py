@@ -31,6 +31,7 @@ def record(
     size: Annotated[int, typer.Option(help="With --model: image side in px.")] = 32,
     accumulate: Annotated[int, typer.Option(help="With --model: micro-batches an optimizer step.")] = 1,
     dropout: Annotated[float, typer.Option(help="With --model lm.")] = 0.1,
+    rate: Annotated[float | None, typer.Option(help="With --model: peak learning rate.")] = None,
 ) -> None:
     """Record the first steps of a training run: losses, norms, and a sketch of every layer. Options come first."""
     if (script is None) == (model is None):
@@ -42,7 +43,7 @@ def record(
     command = shlex.join(["accel", *sys.argv[1:]])
     if model is not None:
         start = 0 if seed is None else seed
-        work = _builtin.Work(model, steps, start, batch, size, precision, accumulate, dropout)
+        work = _builtin.Work(model, steps, start, batch, size, precision, accumulate, dropout, rate)
         done = record(lambda: _builtin.train(work), out=out, steps=steps, seed=start, command=command)
     else:
         done = record(str(script), args or [], out=out, steps=steps, seed=seed, command=command)

@@ -21,7 +21,10 @@ VOCABULARY, BLOCK = 256, 32
 
 @dataclass(frozen=True)
 class Work:
-    """What to train. `size`: image side in px; `dropout` is used by the language model only."""
+    """What to train. `size`: image side in px; `dropout` is used by the language model only. `rate`: the peak learning
+    rate; the default of a ResNet is small on purpose, since one that is at its start amplifies rounding so much at the
+    usual rate that after a few steps no two chips agree.
+    """
 
     model: str
     steps: int
@@ -31,6 +34,7 @@ class Work:
     precision: str = "fp32"
     accumulate: int = 1
     dropout: float = 0.1
+    rate: float | None = None
     backend: str | None = None
 
     def __post_init__(self) -> None:
@@ -69,7 +73,7 @@ def train(work: Work) -> None:
             else data.parse("synthetic", work.size, length=length, seed=work.seed)[0]
         )
         scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=work.steps)
-        model, optimizer = session.prepare(model, optimizer)
+        model, optimizer = session.prepare(model, optimizer, host_dropout=True)
         loader = DataLoader(dataset, work.batch, sampler=session.sampler(dataset), drop_last=True)
         for inputs, targets in session.batches(loader):
             with session.autocast():
@@ -87,8 +91,8 @@ def _built(work: Work) -> tuple[nn.Module, torch.optim.Optimizer]:
         model = models.VisionTransformer(work.size, 8, depth=6, heads=4, width=192, hidden=768, num_classes=1000)
     else:
         model = {"resnet50": models.resnet50, "resnet18": models.resnet18}[work.model](1000)
-        return model, torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, weight_decay=1e-4)
-    return model, torch.optim.AdamW(model.parameters(), lr=5e-4, betas=(0.9, 0.95), weight_decay=0.1)
+        return model, torch.optim.SGD(model.parameters(), lr=work.rate or 1e-4, momentum=0.9, weight_decay=1e-4)
+    return model, torch.optim.AdamW(model.parameters(), lr=work.rate or 5e-4, betas=(0.9, 0.95), weight_decay=0.1)
 
 
 MODELS = ("resnet50", "resnet18", "vit", "lm")

@@ -44,7 +44,7 @@ def hint(direction: str, kind: str, difference: float, policy: str, world_size: 
     if "Dropout" in kind:
         return (
             "Another mask, or another p or mode: draw masks on the host to have the same on every backend "
-            "(accel.host_dropout)"
+            "(prepare(host_dropout=True))"
         )
     if "Norm" in kind:
         return "Look at its eps, its mode (train or eval) and what its statistics are taken over"

@@ -113,7 +113,7 @@ class Walk:
         for index in self._backward_order:
             state = self._a.states[index]
             own = tolerance.rounding(self._narrow, state.terms, self._operands)
-            before = tolerance.AMPLIFY * self._before + math.sqrt(tolerance.AMPLIFY * kinks)
+            before = tolerance.AMPLIFY * (self._before + math.sqrt(kinks))
             if distance[index] == 0 and norms[index] == 0:
                 continue  # none, or exactly zero in both
             difference = ratio(float(distance[index]), float(norms[index]) or whole)
@@ -126,7 +126,7 @@ class Walk:
             )
         ours, theirs = float(self._mine["grad_norm"][step]), float(self._other["grad_norm"][step])
         if math.isfinite(ours) and math.isfinite(theirs):
-            allowed = tolerance.AMPLIFY * self._before + math.sqrt(tolerance.AMPLIFY * kinks)
+            allowed = tolerance.AMPLIFY * (self._before + math.sqrt(kinks))
             allowed += tolerance.rounding("float32", 1000, self._operands)
             difference = ratio(abs(ours - theirs), abs(ours))
             self._judge(step, "backward", "(norm)", "", difference, allowed, f"{ours:.6g} against {theirs:.6g}")
@@ -158,13 +158,13 @@ class Walk:
         distance, moved = apart(change, theirs), projected_size(change)
         norms = size(mine[step + 1])
         earlier = relative(apart(mine[step], other[step]), size(mine[step]))
-        buffers = self._states(step + 1)
         for index, state in enumerate(self._a.states):
             own = tolerance.rounding(state.dtype, 1, 0.0)
             if state.buffer:
                 # Statistics of one layer are judged together: a mean near 0 is all rounding beside its variance.
                 allowed = own + tolerance.AMPLIFY * max(self._before, float(earlier[index]))
-                difference = buffers.layers.get(state.layer, 0.0)
+                group = float(np.linalg.norm(norms[self._by_layer[state.layer]]))
+                difference = ratio(float(apart(mine[step + 1][index], other[step + 1][index])), group)
                 self._judge(step, "update", state.name, "", difference, allowed)
                 continue
             gradient = float(self._gradients[index])
@@ -172,7 +172,7 @@ class Walk:
             allowed += ratio(own * float(norms[index]), float(moved[index]))
             allowed += tolerance.SIGMAS * tolerance.ROUNDOFF["float32"]
             if not self._linear:
-                allowed += math.sqrt(tolerance.AMPLIFY * gradient)
+                allowed += tolerance.AMPLIFY * math.sqrt(gradient)
             self._judge(step, "update", state.name, "", ratio(float(distance[index]), float(moved[index])), allowed)
 
     # -- helpers ---------------------------------------------------------------------------------------------------
