@@ -25,6 +25,7 @@ HISTORY = 100_000  # allocations and frees that a recording keeps, the latest; t
 class EagerMemory(Memory):
     """Live, reserved and peak bytes of a device's caching allocator, its history, and a limit for this process."""
 
+    allocator = "cuda"  # whose rounding the caching allocators of other devices took over
     sources: ClassVar[Mapping[str, str]] = {
         "allocated": "memory_stats: allocated_bytes.all.current of torch's caching allocator",
         "reserved": "memory_stats: reserved_bytes.all.current",

@@ -106,6 +106,7 @@ class Memory(ABC):
     """Memory figures of one backend's devices."""
 
     oom_texts: ClassVar[tuple[str, ...]] = ()  # of the vendor's RuntimeErrors that mean "out of memory"
+    allocator: ClassVar[str] = "exact"  # how sizes are rounded: a name of `accel.plan.ALLOCATORS`
     sources: ClassVar[Mapping[str, str]] = {}  # where a figure of `DEFINITIONS` or `TRACKED` comes from
 
     @abstractmethod

@@ -15,6 +15,7 @@ from accel.eager_memory import EagerMemory
 class NpuMemory(EagerMemory):
     """torch_npu has no OutOfMemoryError of its own and raises torch.OutOfMemoryError, but not from every place."""
 
+    allocator = "npu"
     oom_texts = (
         "error code is 207001",  # ACL_ERROR_RT_MEMORY_ALLOCATION
         "error code is 207018",  # ACL_ERROR_RT_DEVICE_OOM
