@@ -76,6 +76,10 @@ class WindowError(AccelError, RuntimeError):
     """The order of `backward` and `step` calls in an accumulation window is not one that trains correctly."""
 
 
+class BatchSizeError(AccelError, RuntimeError):
+    """No batch size of the range fits into memory; the message says what was tried."""
+
+
 class LossScaleError(AccelError, RuntimeError):
     """Loss scaling cannot go on: too many skipped steps in a row."""
 

@@ -24,6 +24,8 @@ def capabilities(transport: Transport) -> CapabilityTable:
         "memory.allocated": unsupported("torch counts no live bytes of CPU tensors"),
         "memory.reserved": native("resident set of the process, from /proc/self/status"),
         "memory.peak_reset": native("Linux resets the peak resident set through /proc/self/clear_refs"),
+        "memory.track": native("tensors that the block touches, counted by accel; buffers inside a kernel are not"),
+        "memory.oom": unsupported("Linux ends a process that takes too much; searches keep to a budget instead"),
         "memory.snapshot": unsupported("torch keeps no allocation history of CPU tensors"),
         "memory.limit": unsupported("CPU tensors come from the C library, which takes no limit from torch"),
         "memory.pinned": unsupported("the host's memory is the device's: there is nothing to copy"),

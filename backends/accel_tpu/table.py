@@ -24,6 +24,8 @@ def capabilities(transport: Transport) -> CapabilityTable:
         "memory.allocated": native("live bytes as libtpu counts them"),
         "memory.reserved": unsupported(NO_ALLOCATOR),
         "memory.peak_reset": unsupported(NO_PEAK_RESET),
+        "memory.track": native("change; a peak where the process's peak rose inside the block"),
+        "memory.oom": native("RESOURCE_EXHAUSTED"),
         "memory.snapshot": unsupported(NO_HISTORY),
         "memory.limit": unsupported("libtpu takes its limit when the process starts"),
         "memory.pinned": unsupported("a copy from pinned memory gains nothing without a stream of its own"),
