@@ -18,6 +18,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, default_collate
 
 from accel import models, records
+from accel.bench._split import Phases
 from accel.capabilities import Support
 from accel.errors import ArgumentError, DataError
 
@@ -134,22 +135,33 @@ class Trainer:
             f"label smoothing {LABEL_SMOOTHING:g}, peak LR {self.lr:g}, warm-up {WARM_UP:.0%}, cosine"
         )
 
-    def windows(self, meter: Meter) -> Generator[int, None, None]:
-        """Train without end; after each optimizer step give the images that this rank trained on in it."""
+    def windows(self, meter: Meter, phases: Phases | None = None) -> Generator[int, None, None]:
+        """Train without end; after each optimizer step give the images that this rank trained on in it.
+
+        `phases` are told where the phases of a step end.
+        """
         session = self._session
+        phases = Phases(session.backend.device) if phases is None else phases
         self.model.train()
         for epoch in itertools.count():
             images = 0
+            phases.begin()
             for x, y in session.batches(self._loader, epoch=epoch):
+                phases.end("data")
                 with session.autocast():
                     logits = self.model(x)
                 loss = cross_entropy(logits.float(), y, label_smoothing=LABEL_SMOOTHING)
+                phases.end("forward")
                 session.backward(loss)
+                phases.end("backward")
                 meter.add(loss=loss.detach())
                 images += len(y)
-                if session.step(self._optimizer, scheduler=self._scheduler).boundary:
+                boundary = session.step(self._optimizer, scheduler=self._scheduler).boundary
+                phases.end("update")
+                if boundary:
                     yield images
                     images = 0
+                    phases.begin()
 
 
 def evaluate(session: Session, model: nn.Module, dataset: ImageDataset, batch: int, workers: int) -> float:

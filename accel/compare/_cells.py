@@ -42,6 +42,9 @@ def columns(entry: Entry, baseline: Entry) -> dict[str, Cell]:
         "an ImageNet epoch": _cost(entry, entry.cost.epoch, entry.cost.epoch_reason),
         "step time": cell(record, results.step_time),
         "p10 to p90": _spread(record),
+        "phases": _phases(record),
+        "reduction": cell(record, results.reduce_time),
+        "energy": cell(record, results.energy),
         "loss": _loss(record),
         "accuracy": cell(record, results.accuracy),
         "peak allocated": cell(record, results.peak_allocated),
@@ -122,6 +125,24 @@ def _spread(record: Record) -> Cell:
     if low.value is None or high.value is None:
         return Cell("-", why=low.reason or high.reason)
     return Cell(f"{show(low)} to {show(high)}", record.origin_of(low))
+
+
+PHASES = ("data", "forward", "backward", "update")
+
+
+def phase_times(record: Record) -> dict[str, float] | None:
+    """Seconds of a step by phase; None where they were not measured."""
+    times = {name: getattr(record.results, f"{name}_time").value for name in PHASES}
+    return None if None in times.values() else times
+
+
+def _phases(record: Record) -> Cell:
+    times = phase_times(record)
+    whole = sum(times.values()) if times else 0
+    if not times or not whole:
+        return Cell("-", why=record.results.data_time.reason)
+    shares = ", ".join(f"{name} {seconds / whole:.0%}" for name, seconds in times.items())
+    return Cell(shares, record.origin_of(record.results.data_time))
 
 
 def _ratio(entry: Entry) -> Cell:

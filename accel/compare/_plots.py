@@ -18,7 +18,7 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from accel import chips
-from accel.compare._cells import number
+from accel.compare._cells import number, phase_times
 from accel.compare._groups import Entry, Group
 from accel.compare._scaling import Scaling
 from accel.compare._uncertainty import Unknown
@@ -70,6 +70,9 @@ def plots(group: Group) -> list[Plot]:
 def _optional(group: Group) -> list[Plot]:
     """Plots that are left out where no record of the group has the figures."""
     found = [
+        _plot("Phases of a step", "Measured in warm-up, each phase ended by a synchronized device, so without overlap: "
+              "data, forward, backward with the reduction it starts, update (darker to lighter).",
+              group, lambda entry: phase_times(entry.record) is not None, _phases),
         _plot("Peak memory", "Peak of the bytes in live tensors on one device. Less is better.",
               group, lambda entry: bool(entry.record.results.peak_allocated.value), _memory),
         _plot("Cost", "USD for a million images, at the price under \"how it was run\". Less is better.",
@@ -194,6 +197,20 @@ def _loss(axes: Axes, drawn: list[tuple[str, Entry]]) -> None:
     axes.set_ylabel(f"loss ({drawn[0][1].record.results.loss_curve.unit})")
     axes.grid(alpha=0.15, color=_INK)
     axes.legend(frameon=False, fontsize=9.5)
+
+
+def _phases(axes: Axes, drawn: list[tuple[str, Entry]]) -> None:
+    for row, (shade, entry) in enumerate(drawn):
+        left = 0.0
+        times = phase_times(entry.record) or {}
+        for alpha, seconds in zip((1.0, 0.75, 0.5, 0.25), times.values(), strict=False):
+            axes.barh(row, seconds * 1e3, left=left, height=0.42, color=shade, alpha=alpha)
+            left += seconds * 1e3
+        words = " ".join(f"{seconds / sum(times.values()):.0%}" for seconds in times.values())
+        axes.text(0, row - 0.3, f"{_name(entry)}: {words}", va="bottom", fontsize=9.5)
+    _rows(axes, len(drawn))
+    axes.set_xlim(left=0)
+    axes.set_xlabel("ms a step")
 
 
 def _memory(axes: Axes, drawn: list[tuple[str, Entry]]) -> None:

@@ -30,7 +30,7 @@ document.getElementById("f").onload = event => {{
     wide: d.documentElement.scrollWidth, plots: d.querySelectorAll("figure svg").length, small,
     text: d.body.innerText.length, height: d.documentElement.scrollHeight,
     outside: [...d.querySelectorAll("main *")].filter(
-      e => !e.closest(".wide, .scroll, svg") && r(e).right > {width} + 1).map(e => e.tagName + "." + e.className).slice(0, 5),
+      e => !e.closest(".wide, .scroll, svg") && r(e).right > {width} + 1).map(e => e.outerHTML.slice(0, 80)),
   }});
 }};
 </script>"""
