@@ -13,7 +13,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from accel import _env, _threads, registry, rendezvous
+from accel import _env, _observer, _threads, registry, rendezvous
 from accel._gradsync import DDPSync, GradSync, NoSync
 from accel._ingraph import InGraphSync
 from accel._start import Start
@@ -64,6 +64,9 @@ def init(
         raise ArgumentError(f"check={check!r}: expected one of {', '.join(CHECKS)}")
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63):
         raise ArgumentError(f"seed={seed!r}: expected an integer from 0, or None to leave the generators alone")
+    observer = _observer.current
+    if observer is not None and observer.seed is not None:
+        seed = observer.seed
     if not isinstance(loss_scale, LossScale):
         loss_scale = _positive("loss_scale", loss_scale, infinite=False)
     for line in _env.unknown_settings():
@@ -107,22 +110,21 @@ def init(
         chosen.device.seed(seed + place.rank)
         if place.device is not None:  # ranks may be threads that share the host's generators: none draws before all
             control.barrier(seconds)
-    return Session(
-        Start(
-            backend=chosen,
-            place=place,
-            local_rank=local_rank,
-            local_world_size=local_world_size,
-            threads=threads,
-            control=control,
-            sync=_grad_sync(chosen, control),
-            scaler=scaler,
-            accumulate=accumulate,
-            clip_norm=clip_norm,
-            seed=seed,
-            timeout=seconds,
-        )
+    begun = Start(
+        backend=chosen,
+        place=place,
+        local_rank=local_rank,
+        local_world_size=local_world_size,
+        threads=threads,
+        control=control,
+        sync=_grad_sync(chosen, control),
+        scaler=scaler,
+        accumulate=accumulate,
+        clip_norm=clip_norm,
+        seed=seed,
+        timeout=seconds,
     )
+    return Session(begun) if observer is None else observer.session(begun)
 
 
 def _compare_settings(control: ControlPlane, timeout: float, check: str) -> None:

@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
 import torch
+from torch import nn
 
 log = logging.getLogger("accel")
 
@@ -91,6 +92,9 @@ class Numerics(ABC):
         None where the switches of products and convolutions differ, or the vendor does not say.
         """
         return None
+
+    def adapt(self, model: nn.Module) -> None:  # noqa: B027 - most backends compute what torch documents
+        """Correct what modules of `model`, which is on the device, compute otherwise here than torch documents."""
 
     def channels_last(self, policy: str) -> bool:
         """Whether `prepare` should lay out convolution models in channels_last under `policy`: where that is faster."""

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any
 
 import torch
+from torch import nn
 
 from accel.capabilities import CapabilityTable
 from accel.errors import ArgumentError
@@ -106,6 +107,10 @@ class Precision:
     def arithmetic(self) -> str | None:
         """What matrix products are computed in: "fp32", "tf32", "bf16", "fp16"; None where the vendor does not say."""
         return self._numerics.arithmetic() if self.autocast_dtype is None else _SHORT[self.autocast_dtype]
+
+    def adapt(self, model: nn.Module) -> None:
+        """Correct modules of `model` that this backend computes otherwise than torch documents."""
+        self._numerics.adapt(model)
 
     def channels_last(self) -> bool:
         """Whether convolutions are faster in channels_last under the policy in force."""

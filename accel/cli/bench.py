@@ -38,6 +38,7 @@ def resnet50(
     warmup: Annotated[int, typer.Option(help="Untimed steps first; more while something compiles.")] = 3,
     repeats: Annotated[int, typer.Option(help="Repeats; each gives one throughput.")] = 3,
     workers: Annotated[int, typer.Option(help="Data loading processes of each rank.")] = 0,
+    lr: Annotated[float | None, typer.Option(help="Peak learning rate; 0.001 for each image of a step.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of host and device generators.")] = 0,
     evaluate: Annotated[bool, typer.Option("--evaluate", help="Accuracy on held-out data after the run.")] = False,
     aot: Annotated[
@@ -71,6 +72,7 @@ def resnet50(
         warmup=warmup,
         repeats=repeats,
         workers=workers,
+        lr=lr,
         seed=seed,
         evaluate=evaluate,
         compile=compiled,
