@@ -183,7 +183,7 @@ def _place(rank: int, job: Job) -> Place:
         since = dump["time"] - entry["start"] if waits else None
         return Place(rank, entry["call"], entry["group"], entry["number"], entry["site"], waits, since)
     seen = [d["peers"][str(rank)] for d in job.dumps.values() if d["peers"].get(str(rank))]
-    best = max(seen, key=lambda state: state.get("beat", 0), default={})
+    best: dict[str, Any] = max(seen, key=lambda state: state.get("beat", 0), default={})
     state = best.get("entry")
     if state is None:
         return Place(rank, dumped=False)

@@ -44,6 +44,7 @@ _RANKS_A_SECOND = 256  # the share of each rank in the store's time
 _HEARD = 2.5  # seconds that a rank's own thread has to raise the news that another one is silent
 _ENDING = 10.0  # seconds, at most, that a rank's own thread has to raise other news, such as that a rank gave up
 _WARN = 30.0  # longest silence in seconds that passes without a warning
+_MISSED = 1.0  # seconds without an answer that are more than a busy machine
 _TOLD = 3.0  # seconds that all ranks have to tell their histories
 _PATIENCE = 8  # looks for a message of the bulletin that was announced and has not come
 
@@ -95,6 +96,7 @@ class Watcher:
         self._orders: dict[str, float] = {}  # groups whose histories differ, as this rank found -> when it asked
         self._looked = 0  # looks that are over
         self._looking = False
+        self._no_answer = 0.0  # seconds that the look under way has waited for the store
         self.unreachable = False  # the store has ended, or the process that holds it is frozen
         self._unheard = 0.0
         self._printed = False
@@ -139,7 +141,7 @@ class Watcher:
 
     def refresh(self, limit: float = 2.0) -> None:
         """Wait until the watcher has looked again, at most `limit` seconds."""
-        if not self._threads[0].is_alive():
+        if not self._threads[0].is_alive() or self._no_answer > _MISSED:
             return
         with self._looked_again:
             after = self._looked + (2 if self._looking else 1)  # one that is under way may have read before
@@ -148,7 +150,10 @@ class Watcher:
 
     def silent(self) -> list[int]:
         """Ranks that have missed several signs of life by now, though not yet for the whole time limit."""
-        return [rank for rank, peer in self._peers.items() if peer.quiet > max(4 * self.period, 1.0) and not peer.left]
+        if self._no_answer > _MISSED and _store_of_rank_0() and self.rank != 0:
+            return [0]  # and of the others nothing can be known
+        late = max(4 * self.period, _MISSED)
+        return [rank for rank, peer in self._peers.items() if peer.quiet > late and not peer.left]
 
     def left(self, ranks: Iterable[int]) -> list[int]:
         """Those of `ranks` that have closed their session or ended."""
@@ -160,7 +165,7 @@ class Watcher:
 
     def post(self, kind: str, **fields: Any) -> None:
         """A message to the watchers of all ranks."""
-        if self.unreachable:
+        if self.unreachable or self._no_answer > _MISSED:
             return
         number = self._store.add("bulletin", 1)
         self._store.set(f"bulletin/{number}", json.dumps({"kind": kind, "from": self.rank, **fields}))
@@ -264,6 +269,8 @@ class Watcher:
         self.unreachable = True
         current = self.recorder.current()
         news = CollectiveError(f"rank {self.rank} lost the store: rank 0 or the launcher has ended ({error})")
+        if "timed out" in str(error) or "timeout" in str(error):
+            news = CollectiveTimeout(self._lost_store(self.timeout))
         if current is not None and current.end is None:
             self._tell(news)
         elif self.news is None:
@@ -342,7 +349,6 @@ class Watcher:
 
     def _guard(self) -> None:
         last = time.monotonic()
-        waited = 0.0  # for the look that is under way, by our own watching
         looked = -1
         while not self._stop.wait(self.period):
             now = time.monotonic()
@@ -350,15 +356,15 @@ class Watcher:
             if self._signal.came():
                 path = self.dump("SIGUSR1")
                 log.warning("rank %d: flight record written on SIGUSR1: %s", self.rank, path)
-            waited = waited + elapsed if looked == self._looked else 0.0
+            self._no_answer = self._no_answer + elapsed if looked == self._looked and self._looking else 0.0
             looked = self._looked
-            if waited >= self.timeout and self.news is None and self._threads[0].is_alive():
+            if self._no_answer >= self.timeout and self.news is None and self._threads[0].is_alive():
                 self.unreachable = True
-                self._tell(CollectiveTimeout(self._lost_store(waited)))
+                self._tell(CollectiveTimeout(self._lost_store(self._no_answer)))
             self._insist(elapsed)
 
     def _lost_store(self, waited: float) -> str:
-        holder = "the launcher" if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else "rank 0"
+        holder = "rank 0" if _store_of_rank_0() else "the launcher"
         mine = self.recorder.current()
         return (
             f"rank {self.rank} has waited {waited:.1f} s for the store: the process that holds it, {holder}, is dead "
@@ -391,3 +397,7 @@ class Watcher:
         )
         faulthandler.dump_traceback(2, all_threads=True)
         os._exit(1)
+
+
+def _store_of_rank_0() -> bool:
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"

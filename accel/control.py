@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -140,8 +141,8 @@ class ControlPlane:
         `reason`.
         """
         if self._store is not None and not self._unreachable():
-            news = json.dumps({"rank": self.rank, "reason": reason})
-            self._store.compare_set(ABORTED, "", news)
+            store, news = self._store, json.dumps({"rank": self.rank, "reason": reason})
+            _briefly(lambda: store.compare_set(ABORTED, "", news))
         if self.watcher is not None:
             self.watcher.dump(reason)
 
@@ -258,12 +259,12 @@ class ControlPlane:
             self._group = None
         if store is None or self._unreachable():
             return
-        try:
-            gone = store.add("closed", 1)
-            if self.rank == 0 and gone < self.world_size and not store.check([ABORTED]):
-                poll(lambda: store.add("closed", 0) == self.world_size, _PARTING, lambda: None)
-        except RuntimeError:
-            return  # the store has already ended with its process: nothing is left to leave
+        _briefly(lambda: self._part(store))
+
+    def _part(self, store: Store) -> None:
+        gone = store.add("closed", 1)
+        if self.rank == 0 and gone < self.world_size and not store.check([ABORTED]):
+            poll(lambda: store.add("closed", 0) == self.world_size, _PARTING, lambda: None)
 
     def _unreachable(self) -> bool:
         """Whether a call of the store would fail, or never return."""
@@ -331,6 +332,20 @@ class ControlPlane:
             entry.close(type(error).__name__)
             raise
         entry.close()
+
+
+def _briefly(call: Callable[[], object]) -> None:
+    """Run a call of the store beside this thread, and leave it where it does not return: the process that holds the
+    store may be frozen, or gone.
+    """
+
+    def run() -> None:
+        with contextlib.suppress(RuntimeError):  # the store has ended with its process: nothing is left to tell
+            call()
+
+    thread = threading.Thread(target=run, name="accel-parting", daemon=True)
+    thread.start()
+    thread.join(_PARTING + 1.0)
 
 
 class Agreement:

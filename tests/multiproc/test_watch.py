@@ -92,7 +92,7 @@ def test_a_stopped_rank_is_named_by_all_others_with_the_call_and_the_records_say
 
 
 def test_a_stopped_rank_that_holds_the_store_is_named_all_the_same() -> None:  # T38
-    held, waiting = outcomes(_train, 2, 0, "stop", 4.0, timeout=13.0)
+    held, waiting = outcomes(_train, 2, 0, "stop", 4.0, timeout=16.0)
     assert held.kind == "hung"
     text = waiting.value[2] if waiting.kind == "result" else waiting.text
     assert waiting.kind == "result" or (waiting.kind, waiting.value) == ("exit", 1), waiting
