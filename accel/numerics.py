@@ -22,6 +22,8 @@ class Numerics(ABC):
     """The switches that decide what "fp32" means on one backend."""
 
     device_type: str
+    # The dispatch key of the device type's autocast, and operators that its list lacks and a policy computes in fp32.
+    widened: tuple[str, tuple[str, ...]] | None = None
 
     _lock: ClassVar[threading.Lock] = threading.Lock()
     _applied: ClassVar[list[Numerics]] = []  # those whose switches are set in this process, the latest last

@@ -29,6 +29,7 @@ class XlaNumerics(Numerics):
     """The precision of matrix products, and torch's determinism."""
 
     device_type = "xla"
+    widened = "AutocastXLA", ("softmax.int", "log_softmax.int", "layer_norm", "group_norm")
 
     def snapshot(self) -> tuple[str, bool]:
         return backends.get_mat_mul_precision(), torch.are_deterministic_algorithms_enabled()
