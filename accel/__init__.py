@@ -15,6 +15,7 @@ from accel.errors import AccelError
 if TYPE_CHECKING:
     from accel._init import init
     from accel.backend import Backend, BackendInfo
+    from accel.batch_size import BatchSize, find_batch_size
     from accel.precision import LossScale
     from accel.recompute import checkpoint
     from accel.registry import backends, get_backend
@@ -26,6 +27,7 @@ __all__ = [
     "AccelError",
     "Backend",
     "BackendInfo",
+    "BatchSize",
     "Lap",
     "LossScale",
     "Session",
@@ -33,6 +35,7 @@ __all__ = [
     "backends",
     "checkpoint",
     "errors",
+    "find_batch_size",
     "get_backend",
     "init",
 ]
@@ -40,12 +43,14 @@ __all__ = [
 _HOME = {
     "Backend": "accel.backend",
     "BackendInfo": "accel.backend",
+    "BatchSize": "accel.batch_size",
     "Lap": "accel.session",
     "LossScale": "accel.precision",
     "Session": "accel.session",
     "StepResult": "accel.session",
     "backends": "accel.registry",
     "checkpoint": "accel.recompute",
+    "find_batch_size": "accel.batch_size",
     "get_backend": "accel.registry",
     "init": "accel._init",
 }

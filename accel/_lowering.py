@@ -98,7 +98,8 @@ def move(dtype: torch.dtype, dtypes: frozenset[torch.dtype]) -> Plan:
         return _refused(f"{_name(dtype)} is not a plain dtype; convert it first", TensorError)
     return Plan(
         emulated("carried as bytes"),
-        encode=lambda t: t.unsqueeze(-1).view(torch.uint8),
+        # a copy: a lazy device would run again what is written into a view of another dtype (torch_xla 2.9)
+        encode=lambda t: t.unsqueeze(-1).view(torch.uint8).clone(),
         decode=lambda w, _: w.view(dtype).squeeze(-1),
     )
 

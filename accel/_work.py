@@ -32,6 +32,12 @@ class Watch(Protocol):
     def timed_out(self, limit: float) -> CollectiveTimeout:
         """The error for a wait that took `limit` seconds in vain."""
 
+    def settled(self, left: float) -> None:
+        """The fabric has finished; raises where other ranks meant something else by it."""
+
+    def over(self, failed: str) -> None:
+        """The operation has ended, in the error named `failed` or, where that is empty, well."""
+
     def left_hanging(self) -> None:
         """The wait failed while the operation is still in flight, perhaps for ever."""
 
@@ -73,52 +79,66 @@ class Work:
         """
         limit = self._limit if timeout is None else seconds(timeout)
         if not self._over:
-            self.complete(limit)
+            self._complete(limit, limit)
         if host:
             self._watch.synchronize(limit)
+
+    def complete(self, left: float) -> None:
+        """As `wait`, for a call that has used up all but `left` seconds of its limit already."""
+        if not self._over:
+            self._complete(left, self._limit)
 
     def result(self) -> Any:
         """Wait, then return the result: the input tensor itself for in-place operations, else a new tensor."""
         if not self._over:
-            self.complete(self._limit)
+            self._complete(self._limit, self._limit)
         return self._result
 
     def done(self) -> bool:
         """Whether `wait` would return at once."""
         return self._over or self._handle is None or self._handle.done()
 
-    def complete(self, limit: float) -> None:
-        """Wait for up to `limit` seconds and make the result; called once, or again after `CollectiveTimeout`."""
+    @property
+    def failed(self) -> bool:
+        """Whether a wait has raised an error that will not pass."""
+        return self._error is not None
+
+    def _complete(self, left: float, limit: float) -> None:
+        """Wait for up to `left` seconds of `limit`, the number that an error names."""
         if self._error is not None:
             raise self._error
         try:
             handle = self._handle
-            if handle is not None and not handle.wait(min(SLICE, limit)):
-                self._await(handle, limit)
+            if handle is not None:
+                if not handle.wait(min(SLICE, left)):
+                    self._await(handle, left, limit)
+                self._watch.settled(left)
             self._result = self._finish()
         except RuntimeError:
             try:
                 with translated(self._watch.describe, self._watch.check_abort, self._watch.fault):
                     raise
-            except CollectiveError as known:
+            except CollectiveError as error:
+                self._watch.over(type(error).__name__)
                 if self._handle is not None and not self._handle.done():
                     self._watch.left_hanging()
-                if not isinstance(known, CollectiveTimeout):
-                    self._error = known
+                if not isinstance(error, CollectiveTimeout):
+                    self._error = error
                 raise
         self._over = True
         self._handle = None
+        self._watch.over("")
 
-    def _await(self, handle: Handle, limit: float) -> None:
-        """Go on after the first slice of a wait of `limit` seconds."""
-        end = time.monotonic() + limit - SLICE
+    def _await(self, handle: Handle, left: float, limit: float) -> None:
+        """Go on after the first slice of a wait of `left` seconds."""
+        end = time.monotonic() + left - SLICE
 
         def look() -> None:
             self._watch.slow(max(end - time.monotonic(), SLICE))
 
         try:
             look()
-            finished = limit > SLICE and wait_sliced(handle, end - time.monotonic(), look)
+            finished = left > SLICE and wait_sliced(handle, end - time.monotonic(), look)
         except CollectiveMismatch:
             poll(handle.done, _DRAIN, lambda: None)
             raise

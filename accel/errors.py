@@ -76,6 +76,10 @@ class WindowError(AccelError, RuntimeError):
     """The order of `backward` and `step` calls in an accumulation window is not one that trains correctly."""
 
 
+class BatchSizeError(AccelError, RuntimeError):
+    """No batch size of the range fits into memory; the message says what was tried."""
+
+
 class LossScaleError(AccelError, RuntimeError):
     """Loss scaling cannot go on: too many skipped steps in a row."""
 
@@ -102,6 +106,12 @@ class CompileError(AccelError, RuntimeError):
 
 class RecordError(AccelError, ValueError):
     """A benchmark record is truncated, foreign, from a future schema, or cannot be compared."""
+
+    exit_code = 2
+
+
+class ParityError(AccelError, ValueError):
+    """A trace cannot be recorded or read, or two traces are not of the same training and cannot be compared."""
 
     exit_code = 2
 

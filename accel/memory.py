@@ -1,25 +1,46 @@
 """`Memory`: what is allocated, reserved, at its peak and left, with one meaning on every backend.
 
-- allocated: bytes in live tensors. reserved: bytes held by the allocator (on CPU: the resident set of the process).
-- peak_*: highest value since the process started or since `reset_peak()`.
-- total, free: bytes of the device; free is what a new allocation could get from the device or operating system.
-
-A figure that the hardware cannot give is None and `reasons` says why; it is never 0.
+`DEFINITIONS` says what each figure means, once; a backend's `sources` say where it takes them from. A figure that the
+hardware cannot give is None and `reasons` says why; it is never 0.
 """
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
 from accel.errors import UnsupportedError
 
-# Words of torch's CPU allocator; every backend allocates host memory too.
-HOST_OOM = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory")
-FIELDS = ("allocated", "reserved", "peak_allocated", "peak_reserved", "total", "free")
+DEFINITIONS = {
+    "allocated": "bytes of live tensors",
+    "reserved": "bytes that the allocator holds, in use or cached; on a CPU the resident set of the process",
+    "peak_allocated": "most bytes of live tensors at once, since the process started or reset_peak()",
+    "peak_reserved": "most bytes held at once, since the process started or reset_peak()",
+    "total": "bytes of the device; on a CPU those that this process may use",
+    "free": "bytes that a new allocation could get from the device or the operating system",
+}
+TRACKED = {
+    "track.peak": "most bytes of live tensors at once inside a track() block",
+    "track.change": "bytes of live tensors at the end of a track() block, less those at its beginning",
+}
+FIELDS = tuple(DEFINITIONS)
+
+# Words for "out of memory" that do not depend on the vendor: of the errors of CUDA, CANN, NCCL and PJRT (a status code
+# of XLA, when compiling and when running), and of torch's CPU allocator, since every backend allocates host memory too.
+OOM_TEXTS = (
+    "out of memory",
+    "Out of memory",
+    "RESOURCE_EXHAUSTED",
+    "DefaultCPUAllocator: can't allocate memory",
+    "DefaultCPUAllocator: not enough memory",
+)
+_TRACKED_FIELDS = ("peak", "change", "peak_reserved", "change_reserved")
+STILL_OPEN = "the track() block is still open"
+HIGHER_BEFORE = "the peak cannot start anew here, and it was higher before the block"
 
 
 @dataclass(frozen=True)
@@ -40,10 +61,53 @@ class MemoryStats:
             raise ValueError(f"MemoryStats fields {unexplained} are None without a reason; give reasons[field]")
 
 
+@dataclass
+class Tracked:
+    """What a `Memory.track` block took, in bytes, once it has ended; None with the reason in `reasons`."""
+
+    peak: int | None = None  # most bytes of live tensors at once inside the block
+    change: int | None = None  # bytes of live tensors at its end, less those at its beginning
+    peak_reserved: int | None = None
+    change_reserved: int | None = None
+    reasons: dict[str, str] = field(default_factory=lambda: dict.fromkeys(_TRACKED_FIELDS, STILL_OPEN))
+
+    def settle(self, start: MemoryStats, end: MemoryStats, peaks: Mapping[str, int | None] | None = None) -> None:
+        """Fill in what the block took from the figures at its `start` and `end`.
+
+        peaks: the highest "allocated" and "reserved" inside the block; without them a peak is known only where the
+        device's own rose.
+        """
+        for kind, peak, change in (("allocated", "peak", "change"), ("reserved", "peak_reserved", "change_reserved")):
+            before, after = getattr(start, kind), getattr(end, kind)
+            why = end.reasons.get(kind) or start.reasons.get(kind, "")
+            self._set(change, None if before is None or after is None else after - before, why)
+            if peaks is not None:
+                self._set(peak, peaks[kind], why)
+                continue
+            before, after = getattr(start, f"peak_{kind}"), getattr(end, f"peak_{kind}")
+            if before is None or after is None:
+                self._set(peak, None, end.reasons.get(f"peak_{kind}") or start.reasons.get(f"peak_{kind}", ""))
+            else:
+                self._set(peak, after if after > before else None, HIGHER_BEFORE)
+
+    def count(self, peak: int, change: int) -> None:
+        """Take the live bytes from whoever counted them inside the block."""
+        self._set("peak", peak, "")
+        self._set("change", change, "")
+
+    def _set(self, name: str, value: int | None, why: str) -> None:
+        setattr(self, name, value)
+        self.reasons.pop(name, None)
+        if value is None:
+            self.reasons[name] = why
+
+
 class Memory(ABC):
     """Memory figures of one backend's devices."""
 
     oom_texts: ClassVar[tuple[str, ...]] = ()  # of the vendor's RuntimeErrors that mean "out of memory"
+    allocator: ClassVar[str] = "exact"  # how sizes are rounded: a name of `accel.plan.ALLOCATORS`
+    sources: ClassVar[Mapping[str, str]] = {}  # where a figure of `DEFINITIONS` or `TRACKED` comes from
 
     @abstractmethod
     def stats(self, index: int | None = None) -> MemoryStats:
@@ -62,8 +126,22 @@ class Memory(ABC):
         import torch
 
         return isinstance(exc, (MemoryError, torch.OutOfMemoryError)) or (
-            isinstance(exc, RuntimeError) and any(text in str(exc) for text in (*self.oom_texts, *HOST_OOM))
+            isinstance(exc, RuntimeError) and any(text in str(exc) for text in (*OOM_TEXTS, *self.oom_texts))
         )
+
+    @contextlib.contextmanager
+    def track(self, index: int | None = None) -> Iterator[Tracked]:
+        """Measure a block on device `index` (default: current): what comes from `with` is filled in when it ends.
+
+        Neither the user's peaks nor other blocks, around or inside this one, notice it. Lazy devices take memory when a
+        graph runs: put whole steps inside. Raises `ArgumentError` for an index out of range.
+        """
+        found = Tracked()
+        start = self.stats(index)
+        try:
+            yield found
+        finally:
+            found.settle(start, self.stats(index))
 
     @abstractmethod
     def snapshot(self, path: str | Path) -> None:

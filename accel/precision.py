@@ -17,7 +17,9 @@ from types import TracebackType
 from typing import Any
 
 import torch
+from torch import nn
 
+from accel import _autocast
 from accel.capabilities import CapabilityTable
 from accel.errors import ArgumentError
 from accel.numerics import Numerics
@@ -76,6 +78,7 @@ class Precision:
         self.policy: str | None = None  # None until `apply`: the vendor's defaults are in force
         self.autocast_dtype: torch.dtype | None = None  # None where the policy does not cast
         self.loss_scaling = "none"
+        self._widened: str | None = None  # the dispatch key whose list this session completes
 
     def apply(self, policy: str, deterministic: bool = False) -> None:
         """Put `policy` in force. Raises `UnsupportedError` where the capability table says that the chip lacks it."""
@@ -83,11 +86,17 @@ class Precision:
         self._numerics.apply(policy, deterministic)
         self.policy = policy
         self.autocast_dtype = self._numerics.autocast_dtype(policy)
+        if self.autocast_dtype is not None and self._numerics.widened is not None and self._widened is None:
+            self._widened, operators = self._numerics.widened
+            _autocast.widen(self._widened, operators)
         if policy == "fp32":
             log.info('precision "fp32" is IEEE fp32 on every chip; "tf32" is faster where the chip has a fast fp32')
 
     def restore(self) -> None:
         """Put the vendor's switches back as they were before `apply`."""
+        if self._widened is not None:
+            _autocast.release(self._widened)
+            self._widened = None
         self._numerics.restore()
         self.policy = self.autocast_dtype = None
 
@@ -106,6 +115,10 @@ class Precision:
     def arithmetic(self) -> str | None:
         """What matrix products are computed in: "fp32", "tf32", "bf16", "fp16"; None where the vendor does not say."""
         return self._numerics.arithmetic() if self.autocast_dtype is None else _SHORT[self.autocast_dtype]
+
+    def adapt(self, model: nn.Module) -> None:
+        """Correct modules of `model` that this backend computes otherwise than torch documents."""
+        self._numerics.adapt(model)
 
     def channels_last(self) -> bool:
         """Whether convolutions are faster in channels_last under the policy in force."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from accel._search import largest
 from accel.aot._compiler import Compiled
 from accel.errors import ArgumentError
 
@@ -39,23 +40,5 @@ def largest_batch(attempt: Callable[[int], Compiled], start: int = 32, *, most: 
         tried[batch] = attempt(batch)
         return tried[batch].fits
 
-    good: int | None = None
-    bad: int | None = None
-    batch = start
-    while batch >= 1 and (good is None or bad is None):
-        if fits(batch):
-            good, batch = batch, min(2 * batch, most)
-            if good == most:
-                break
-        else:
-            bad, batch = batch, batch // 2
-    if good is None or bad is None:
-        return Fit(good, bad, 1 if good is None else max(1, good // 8), tried)
-    granularity = max(1, good // 8)
-    while bad - good > granularity:
-        middle = (good + bad) // 2
-        if fits(middle):
-            good = middle
-        else:
-            bad = middle
-    return Fit(good, bad, granularity, tried)
+    found = largest(fits, start, most=most, granularity=lambda good: max(1, good // 8))
+    return Fit(found.good, found.bad, found.granularity, tried)

@@ -18,6 +18,8 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, default_collate
 
 from accel import models, records
+from accel.bench._split import Phases
+from accel.capabilities import Support
 from accel.errors import ArgumentError, DataError
 
 if TYPE_CHECKING:
@@ -92,7 +94,8 @@ class Trainer:
         module: nn.Module = getattr(models, options.model)(dataset.num_classes, zero_init_residual=True)
         self.parameters = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
         self.devices = session.world_size if devices is None else devices
-        self.lr = LR_PER_IMAGE * options.batch * session.accumulate * self.devices
+        scaled = LR_PER_IMAGE * options.batch * session.accumulate * self.devices
+        self.lr = scaled if options.lr is None else options.lr
         warm = max(1, round(WARM_UP * total))
 
         def share(step: int) -> float:  # of the peak; it stays at its end when warm-up is extended
@@ -113,10 +116,12 @@ class Trainer:
             self.model = session.backend.device.graphed(self.model, sample, session.backend.precision.autocast_dtype)
         weight = next(p for p in module.parameters() if p.ndim == 4 and p.shape[2] > 1)
         last = weight.is_contiguous(memory_format=torch.channels_last)
+        cell = offers.get("prepare.channels_last")
+        free = cell is not None and cell.support is Support.EMULATED  # strides say nothing there
         # How the step ran, beside the numerics: neither changes what is trained.
         self.conditions = {
             "execution": "torch.compile" if options.compile else "graphs" if options.graphs else "eager",
-            "memory_format": "channels_last" if last else "contiguous",
+            "memory_format": "the compiler's choice" if free else "channels_last" if last else "contiguous",
             "optimizer_kernels": "fused" if fused else "torch's default",
         }
         self._session = session
@@ -130,22 +135,33 @@ class Trainer:
             f"label smoothing {LABEL_SMOOTHING:g}, peak LR {self.lr:g}, warm-up {WARM_UP:.0%}, cosine"
         )
 
-    def windows(self, meter: Meter) -> Generator[int, None, None]:
-        """Train without end; after each optimizer step give the images that this rank trained on in it."""
+    def windows(self, meter: Meter, phases: Phases | None = None) -> Generator[int, None, None]:
+        """Train without end; after each optimizer step give the images that this rank trained on in it.
+
+        `phases` are told where the phases of a step end.
+        """
         session = self._session
+        phases = Phases(session.backend.device) if phases is None else phases
         self.model.train()
         for epoch in itertools.count():
             images = 0
+            phases.begin()
             for x, y in session.batches(self._loader, epoch=epoch):
+                phases.end("data")
                 with session.autocast():
                     logits = self.model(x)
                 loss = cross_entropy(logits.float(), y, label_smoothing=LABEL_SMOOTHING)
+                phases.end("forward")
                 session.backward(loss)
+                phases.end("backward")
                 meter.add(loss=loss.detach())
                 images += len(y)
-                if session.step(self._optimizer, scheduler=self._scheduler).boundary:
+                boundary = session.step(self._optimizer, scheduler=self._scheduler).boundary
+                phases.end("update")
+                if boundary:
                     yield images
                     images = 0
+                    phases.begin()
 
 
 def evaluate(session: Session, model: nn.Module, dataset: ImageDataset, batch: int, workers: int) -> float:

@@ -63,7 +63,7 @@ def run(options: Options, out: str | Path, command: str) -> tuple[Path, records.
         loader = _train.loader(session, train, options.batch, options.workers)
         schedule = _schedule(options, session, loader)
         trainer = _train.Trainer(session, options, train, loader, schedule.total)
-        timings, points = _timed(session, trainer, schedule)
+        timings, points, extra, stragglers = _timed(session, trainer, schedule)
         accuracy = None
         if options.evaluate:
             accuracy = _train.evaluate(session, trainer.model, held_out, options.batch, options.workers)
@@ -89,7 +89,8 @@ def run(options: Options, out: str | Path, command: str) -> tuple[Path, records.
             options,
             session,
             machine,
-            counted,
+            counted | extra,
+            stragglers,
             work,
             schedule,
             summary,
@@ -116,15 +117,16 @@ def _schedule(options: Options, session: Session, loader: Any) -> Schedule:
 
 def _timed(
     session: Session, trainer: Trainer, schedule: Schedule
-) -> tuple[list[RankTiming], list[tuple[int, float | None]]]:
-    """What each rank measured, and the loss curve; a loss that is not finite is None."""
-    from accel.bench import _timing
+) -> tuple[list[RankTiming], list[tuple[int, float | None]], dict[str, records.Figure], list[str]]:
+    """What each rank measured, the loss curve (a loss that is not finite is None), phases and energy, stragglers."""
+    from accel.bench import _split, _timing
 
     every = math.ceil(schedule.total / _POINTS)
     meter = session.meter()
     points: list[tuple[int, float | None]] = []
     done = 0
-    windows = trainer.windows(meter)
+    phases, energy = _split.Phases(session.backend.device), _split.EnergyMeter(session)
+    windows = trainer.windows(meter, phases)
     # Drawn only between steps, when the clock stands: a thread that redraws would take CPU from the steps.
     console = Console(stderr=True)
     parts = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -133,6 +135,7 @@ def _timed(
     def between() -> None:
         nonlocal done
         done += 1
+        phases.on = session.backend.kind == "eager" and done < schedule.warmup
         if done % every == 0 or done == schedule.total:
             loss = meter.read(reset=True)["loss"]
             points.append((done, loss if math.isfinite(loss) else None))
@@ -140,6 +143,10 @@ def _timed(
             phase = "warm-up" if done <= schedule.warmup else "timed"
             loss_now = f"  loss {points[-1][1]:.3f}" if points and points[-1][1] is not None else ""
             progress.update(bar, completed=done, description=f"{phase}{loss_now}", refresh=True)
+
+    def start() -> None:
+        session.barrier()
+        energy.start()
 
     with progress:
         bar = progress.add_task("warm-up", total=schedule.total)
@@ -149,13 +156,16 @@ def _timed(
             steps=schedule.steps,
             repeats=schedule.repeats,
             warmup=schedule.warmup,
-            barrier=session.barrier,
+            barrier=start,
             any_rank=session.any,
             between=between,
         )
+    joules = energy.stop(sum(map(sum, mine.images)))
     windows.close()
+    figures, stragglers = _split.figures(session, phases, trainer.parameters)
     gathered = session.backend.collective.all_gather_object(mine._asdict())
-    return [_timing.RankTiming(**timing) for timing in gathered], points
+    timings = [_timing.RankTiming(**timing) for timing in gathered]
+    return timings, points, {**figures, "energy": joules}, stragglers
 
 
 def _record(
@@ -165,7 +175,8 @@ def _record(
     options: Options,
     session: Session,
     machine: Any,
-    counted: dict[str, records.Figure],
+    figures: dict[str, records.Figure],
+    stragglers: list[str],
     work: records.Workload,
     schedule: Schedule,
     summary: Summary,
@@ -176,7 +187,7 @@ def _record(
     from accel.bench import _timing
 
     Figure = records.Figure  # noqa: N806 - a type
-    warnings = [*summary.warnings, *machine.warnings]
+    warnings = [*summary.warnings, *stragglers, *machine.warnings]
     if used.warning:
         warnings.append(used.warning)
     lost = [step for step, value in points if value is None]
@@ -218,7 +229,7 @@ def _record(
             accuracy=_or_reason(accuracy, "fraction", "not evaluated; run with --evaluate"),
             peak_allocated=machine.peak_allocated,
             peak_reserved=machine.peak_reserved,
-            **counted,
+            **figures,
         ),
         efficiency=used.efficiency,
         warnings=tuple(warnings),

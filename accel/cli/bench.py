@@ -38,6 +38,7 @@ def resnet50(
     warmup: Annotated[int, typer.Option(help="Untimed steps first; more while something compiles.")] = 3,
     repeats: Annotated[int, typer.Option(help="Repeats; each gives one throughput.")] = 3,
     workers: Annotated[int, typer.Option(help="Data loading processes of each rank.")] = 0,
+    lr: Annotated[float | None, typer.Option(help="Peak learning rate; 0.001 for each image of a step.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of host and device generators.")] = 0,
     evaluate: Annotated[bool, typer.Option("--evaluate", help="Accuracy on held-out data after the run.")] = False,
     aot: Annotated[
@@ -51,6 +52,10 @@ def resnet50(
         str, typer.Option(help="With --aot: O0 to O3, or default, libtpu's own, which takes ten times as long as O0.")
     ] = "O0",
     compiled: Annotated[bool, typer.Option("--compile", help="Run the model through torch.compile.")] = False,
+    devices: Annotated[
+        str | None,
+        typer.Option(metavar="N,N,...", help="Launch on each number of devices; how it scales."),
+    ] = None,
     cuda_graphs: Annotated[
         bool, typer.Option("--cuda-graphs", help="Record forward and backward once, then replay them.")
     ] = False,
@@ -71,12 +76,16 @@ def resnet50(
         warmup=warmup,
         repeats=repeats,
         workers=workers,
+        lr=lr,
         seed=seed,
         evaluate=evaluate,
         compile=compiled,
         graphs=cuda_graphs,
     )
     command = shlex.join(["accel", *sys.argv[1:]])
+    if devices is not None:
+        _scale(devices, out, alone={"--aot": aot is not None, "--fit": fit})
+        return
     if aot is not None:
         from accel.bench import aot as ahead
 
@@ -105,6 +114,20 @@ def resnet50(
     for warning in record.warnings:
         console.print(f"warning: {warning}", markup=False, highlight=False)
     console.print(f"record: {path}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _scale(devices: str, out: str, alone: dict[str, bool]) -> None:
+    from accel import compare
+    from accel.bench import scaling
+    from accel.errors import ArgumentError
+
+    for option, given in alone.items():
+        if given:
+            raise ArgumentError(f"{option} compiles and runs nothing; give it without --devices")
+    counts = scaling.parse(devices)
+    at = next(i for i, text in enumerate(sys.argv) if text.split("=")[0] == "--devices")
+    arguments = [*sys.argv[2:at], *sys.argv[at + (1 if "=" in sys.argv[at] else 2) :]]
+    compare.print_report(compare.compare(scaling.run(counts, arguments, out)), rich.get_console())
 
 
 def _show_prediction(path: Path, record: Record) -> None:

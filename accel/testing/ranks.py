@@ -9,6 +9,7 @@ pickle between processes of one test run; nothing of the library itself uses thi
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -95,6 +96,7 @@ class RankPool:
         """`backend`: the ranks start as this backend starts them; None: as processes with a launcher's variables."""
         self.world_size = world_size
         self._env = dict(env or {})
+        self._records: str | None = None  # folder of the ranks' flight records
         self._replicas_of = backend if hasattr(registry.decided(backend), "run_replicas") and backend else None
         self._ranks: list[_Rank] = []
 
@@ -123,11 +125,16 @@ class RankPool:
             rank.conn.close()
             rank.process.output.close()
         self._ranks = []
+        if self._records is not None:
+            shutil.rmtree(self._records, ignore_errors=True)
+            self._records = None
 
     def _start(self) -> list[_Rank]:
         world = range(self.world_size)
+        self._records = tempfile.mkdtemp(prefix="accel-ranks-")
+        env = {"ACCEL_FLIGHT_DIR": self._records, **self._env}
         if self._replicas_of is not None:
-            process = _Process(self.world_size, f"serve_replicas({self._replicas_of!r}, FDS)", self._env)
+            process = _Process(self.world_size, f"serve_replicas({self._replicas_of!r}, FDS)", env)
             return [_Rank(rank, process.conns[rank], process) for rank in world]
         ranks = []
         for rank in world:
@@ -138,7 +145,7 @@ class RankPool:
                 "LOCAL_WORLD_SIZE": self.world_size,
             }
             variables = {"MASTER_ADDR": "127.0.0.1", **{name: str(value) for name, value in place.items()}}
-            process = _Process(1, "serve(FDS)", {**variables, **self._env})
+            process = _Process(1, "serve(FDS)", {**variables, **env})
             ranks.append(_Rank(rank, process.conns[0], process))
         return ranks
 

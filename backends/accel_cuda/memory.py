@@ -6,12 +6,6 @@ from accel.eager_memory import EagerMemory
 
 
 class CudaMemory(EagerMemory):
-    """Words of CUDA, cuBLAS, cuDNN and NCCL for "out of memory" (torch 2.9 to 2.14), beside torch.OutOfMemoryError."""
+    """Words of cuBLAS and cuDNN for "out of memory" (torch 2.9 to 2.14); CUDA and NCCL say so in these words."""
 
-    oom_texts = (
-        "CUDA out of memory",
-        "CUDA error: out of memory",
-        "CUBLAS_STATUS_ALLOC_FAILED",
-        "CUDNN_STATUS_ALLOC_FAILED",
-        "Cuda failure 2 'out of memory'",  # NCCL's line for a failed cudaMalloc
-    )
+    oom_texts = ("CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")

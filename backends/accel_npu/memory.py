@@ -15,9 +15,8 @@ from accel.eager_memory import EagerMemory
 class NpuMemory(EagerMemory):
     """torch_npu has no OutOfMemoryError of its own and raises torch.OutOfMemoryError, but not from every place."""
 
+    allocator = "npu"
     oom_texts = (
-        "NPU out of memory",
-        "host out of memory",  # pinned memory
         "error code is 207001",  # ACL_ERROR_RT_MEMORY_ALLOCATION
         "error code is 207018",  # ACL_ERROR_RT_DEVICE_OOM
         "EL0004",  # "Failed to allocate memory" of CANN's error list

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 
@@ -19,7 +21,16 @@ NO_FIGURES = "torch_tpu gave no figures: it answers 0 where its client gives non
 class TpuMemory(Memory):
     """Live bytes and their peak."""
 
-    oom_texts = ("RESOURCE_EXHAUSTED", "the TPU ran out of memory")
+    oom_texts = ("the TPU ran out of memory",)
+
+    sources: ClassVar[Mapping[str, str]] = {
+        "allocated": "torch.accelerator.memory_stats: allocated_bytes.all.current",
+        "peak_allocated": "torch.accelerator.memory_stats: allocated_bytes.all.peak, of the process",
+        "total": "torch.accelerator.get_memory_info",
+        "free": "torch.accelerator.get_memory_info",
+        "track.peak": "the process's peak, where it rose inside the block",
+        "track.change": "allocated at both ends",
+    }
 
     def __init__(self, device: TpuDevice) -> None:
         self._device = device

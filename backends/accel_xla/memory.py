@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import ClassVar
 
 import torch_xla.core.xla_model as xm
 
@@ -17,7 +19,14 @@ NO_ALLOCATOR = "PJRT gives live bytes only, not what its allocator holds"
 class XlaMemory(Memory):
     """Live bytes and their peak; PJRT has no figure for what its allocator reserves."""
 
-    oom_texts = ("RESOURCE_EXHAUSTED", "Out of memory")
+    sources: ClassVar[Mapping[str, str]] = {
+        "allocated": "bytes_used of PJRT's client",
+        "peak_allocated": "peak_bytes_used of PJRT's client, of the process",
+        "total": "bytes_limit of PJRT's client",
+        "free": "bytes_limit less bytes_used",
+        "track.peak": "the process's peak, where it rose inside the block",
+        "track.change": "bytes_used at both ends",
+    }
 
     def __init__(self, device: XlaDevice) -> None:
         self._device = device

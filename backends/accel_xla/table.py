@@ -24,9 +24,16 @@ def capabilities(transport: Transport, client: str) -> CapabilityTable:
         "precision.fp16": unsupported(NO_FP16),
         "device.stream": unsupported("a lazy device orders work by its graph"),
         "device.event": unsupported("a lazy device has no streams"),
+        "device.energy": unsupported("torch_xla tells no energy"),
         "memory.allocated": native("live bytes of PJRT's client") if counted else unsupported(NO_FIGURES),
         "memory.reserved": unsupported(NO_ALLOCATOR if counted else NO_FIGURES),
         "memory.peak_reset": unsupported("PJRT's peak is that of the process"),
+        "memory.track": native("change; a peak where the process's peak rose inside the block")
+        if counted
+        else unsupported(NO_FIGURES),
+        "memory.oom": native("RESOURCE_EXHAUSTED when compiling or running")
+        if counted
+        else unsupported("Linux ends a process that takes too much: the CPU client has no limit of its own"),
         "memory.snapshot": unsupported("PJRT keeps no allocation history in torch's format"),
         "memory.limit": unsupported("PJRT takes its limit when the process starts"),
         "memory.pinned": unsupported("torch_xla has no pinned memory; PJRT stages its own transfers"),

@@ -1,0 +1,145 @@
+"""Contract of `accel.find_batch_size`: exact, without a trace in the session, and agreed between ranks."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import accel
+from accel.testing.ranks import RankPool
+from accel.testing.test_memory import MIB, needs
+
+WIDTH = 256
+
+
+def made(session: Any, width: int = WIDTH) -> tuple[Any, Any]:
+    torch.manual_seed(5)
+    net = nn.Sequential(nn.Linear(width, width), nn.BatchNorm1d(width), nn.Dropout(0.1), nn.Linear(width, width))
+    model, optimizer = session.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9))
+    return model, optimizer
+
+
+def trained(session: Any, model: Any, optimizer: Any, batch: int) -> None:
+    loss = model(torch.randn(batch, WIDTH).to(session.device)).square().mean()
+    session.backward(loss)
+    session.step(optimizer)
+
+
+def state_of(session: Any, model: Any, optimizer: Any) -> tuple[Any, Any, torch.Tensor]:
+    plain = {name: value.detach().cpu().clone() for name, value in session.unwrap(model).state_dict().items()}
+    momentum = [state["momentum_buffer"].cpu().clone() for state in optimizer.state.values()]
+    return plain, momentum, torch.randn(3)
+
+
+def test_a_search_leaves_no_trace_in_the_session(backend: Any, start: Any) -> None:
+    session = start()
+    model, optimizer = made(session)
+    trained(session, model, optimizer, 8)
+    drawn = backend.device.rng_state()
+    before = state_of(session, model, optimizer)
+    backend.device.set_rng_state(drawn)
+
+    def step(batch: int) -> None:
+        trained(session, model, optimizer, batch)
+        if batch > 5:
+            raise RuntimeError("RESOURCE_EXHAUSTED: as PJRT says it")
+
+    found = accel.find_batch_size(step, 4, session=session, most=8)
+    assert (found.batch, found.too_large) == (5, 6)
+    after = state_of(session, model, optimizer)
+    torch.testing.assert_close(after, before, rtol=0, atol=0)
+    trained(session, model, optimizer, 4)  # the window is whole
+
+
+def test_the_largest_batch_is_exact_under_a_budget(backend: Any, start: Any) -> None:
+    needs(backend, "memory.track")
+    session = start()
+    model, optimizer = made(session)
+    found = accel.find_batch_size(
+        lambda batch: trained(session, model, optimizer, batch), 4096, session=session, budget=64 * MIB
+    )
+    assert found.too_large == found.batch + 1
+    best = next(trial for trial in found.trials if trial.batch == found.batch)
+    taken = best.peak_reserved if backend.capabilities().offers("memory.oom") else best.peak
+    assert taken is not None
+    assert 32 * MIB < taken <= 64 * MIB
+
+
+def test_the_largest_batch_fits_again_and_again_and_leaves_the_cache_empty(backend: Any, start: Any) -> None:
+    needs(backend, "memory.limit")
+    session = start()
+    model, optimizer = made(session)
+    gc.collect()
+    backend.memory.empty_cache()
+    stats = backend.memory.stats()
+    backend.memory.limit((stats.reserved + 48 * MIB) / stats.total)
+    try:
+        found = accel.find_batch_size(
+            lambda batch: trained(session, model, optimizer, batch), 4096, session=session, most=2**14
+        )
+        assert found.too_large == found.batch + 1
+        after = backend.memory.stats()
+        assert after.reserved == stats.reserved
+        assert after.allocated == stats.allocated
+        for _ in range(10):
+            trained(session, model, optimizer, found.batch)
+        peaks = [peak for _, peak in found.curve if peak is not None]
+        assert peaks == sorted(peaks)
+    finally:
+        backend.memory.limit(1.0)
+
+
+def searched(short: int, wrong: int) -> tuple[int, list[Any], list[float]]:
+    """On a rank: rank 1 runs out of memory above `short` in forward, or fails above `wrong` for another reason."""
+    with accel.init(timeout=60) as session:
+        model, optimizer = made(session)
+        first = [float(p.detach().sum().cpu()) for p in model.parameters()]
+
+        def step(batch: int) -> None:
+            if session.rank == 1 and batch > short:
+                raise RuntimeError("NPU out of memory. Tried to allocate 2.00 GiB")
+            if session.rank == 1 and batch > wrong:
+                raise ZeroDivisionError(f"batch {batch}")
+            trained(session, model, optimizer, batch)
+
+        found = accel.find_batch_size(step, 16, session=session, most=32)
+        assert first == [float(p.detach().sum().cpu()) for p in model.parameters()]
+        for _ in range(3):
+            trained(session, model, optimizer, found.batch)
+        return (
+            found.batch,
+            [(trial.batch, trial.outcome, trial.note) for trial in found.trials],
+            [float(p.detach().double().sum().cpu()) for p in model.parameters()],
+        )
+
+
+def test_ranks_agree_on_the_batch_when_one_runs_out_of_memory(ranks: RankPool) -> None:  # T49
+    (mine, tried, sums), (theirs, also, their_sums) = ranks.run(searched, 21, 1000, timeout=120)
+    assert mine == theirs == 21
+    assert tried == also
+    assert any(note.startswith("rank 1: NPU out of memory") for _, _, note in tried)
+    assert sums == their_sums
+
+
+def test_an_error_of_one_rank_ends_the_search_on_all(ranks: RankPool) -> None:
+    ended = ranks.outcomes(searched, 1000, 9, timeout=120)
+    assert [outcome.kind for outcome in ended] == ["error", "error"]
+    assert ended[1].value == "ZeroDivisionError"
+    assert ended[0].value == "CollectiveError"
+    assert "failed on rank 1: ZeroDivisionError: batch 16" in ended[0].text
+
+
+def differing() -> str:
+    with accel.init(timeout=60) as session:
+        with pytest.raises(accel.errors.ArgumentError) as caught:
+            accel.find_batch_size(lambda batch: None, 4 + session.rank, session=session)
+        return str(caught.value)
+
+
+def test_ranks_that_ask_for_different_ranges_are_told(ranks: RankPool) -> None:
+    said = ranks.run(differing, timeout=60)
+    assert all("differ between ranks" in text for text in said)
