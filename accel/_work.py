@@ -110,8 +110,9 @@ class Work:
         try:
             handle = self._handle
             if handle is not None:
+                end = time.monotonic() + left
                 if not handle.wait(min(SLICE, left)):
-                    self._await(handle, left, limit)
+                    self._await(handle, end, limit)
                 self._watch.settled(left)
             self._result = self._finish()
         except RuntimeError:
@@ -129,16 +130,16 @@ class Work:
         self._handle = None
         self._watch.over("")
 
-    def _await(self, handle: Handle, left: float, limit: float) -> None:
-        """Go on after the first slice of a wait of `left` seconds."""
-        end = time.monotonic() + left - SLICE
+    def _await(self, handle: Handle, end: float, limit: float) -> None:
+        """Go on after the first slice of a wait until `end`."""
 
         def look() -> None:
             self._watch.slow(max(end - time.monotonic(), SLICE))
 
         try:
             look()
-            finished = left > SLICE and wait_sliced(handle, end - time.monotonic(), look)
+            left = end - time.monotonic()
+            finished = left > 0 and wait_sliced(handle, left, look)
         except CollectiveMismatch:
             poll(handle.done, _DRAIN, lambda: None)
             raise

@@ -74,10 +74,10 @@ def _cells(name: str) -> dict[str, Any]:
             kind, *op, dtype = cell.split(".")
             try:
                 t = torch.tensor(GIVEN[s.rank]).to(getattr(torch, dtype)).to(s.device)
+                before = t.clone().cpu()
             except (RuntimeError, TypeError) as error:
                 found[cell] = ("no such tensor", str(error)[:80], table[cell].available)
                 continue
-            before = t.clone().cpu()
             try:
                 found[cell] = ("value", *_call(c, kind, op[0] if op else "", t), table[cell].available)
             except AccelError as error:
