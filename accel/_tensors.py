@@ -88,4 +88,9 @@ def write_back(values: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
     """Write `values`, laid out as by `flat`, into `tensors`."""
     parts = torch.split(values, [t.numel() for t in tensors])
     shaped = [part if t.dim() == 1 else part.view(t.shape) for part, t in zip(parts, tensors, strict=True)]
-    torch._foreach_copy_(list(tensors), shaped)
+    plain = [t.is_contiguous() for t in tensors]
+    if not all(plain):  # an NPU's form for many takes no strides (torch_npu 2.13)
+        for part, t in zip(shaped, tensors, strict=True):
+            t.copy_(part)
+    else:
+        torch._foreach_copy_(list(tensors), shaped)
