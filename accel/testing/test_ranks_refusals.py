@@ -46,7 +46,7 @@ def _refused(name: str) -> dict[str, Any]:
                 call()
                 found[what] = "accepted"
             except AccelError as error:
-                found[what] = f"{type(error).__name__}: {error}"
+                found[what] = f"{type(error).__name__}: {error}".replace(str(s.device), "the device")
         found["untouched"] = [t.tolist(), leaf.tolist()] == [[rank + 1.0] * 4, [1.0, 1.0]]
         c.all_reduce(t)
         found["usable"] = t.tolist()
