@@ -173,8 +173,8 @@ class ControlPlane:
         if gone:
             text = (
                 f"{named(gone)} closed {'its session' if len(gone) == 1 else 'their sessions'} or ended before number "
-                f"{number} of group {group!r}, in which rank {self.rank} would wait {limit:.3g} s for it: let every rank "
-                "make the same calls"
+                f"{number} of group {group!r}, in which rank {self.rank} would wait {limit:.3g} s for it: let every "
+                "rank make the same calls"
             )
             raise CollectiveTimeout(text + self.last_seen(gone) + self.hung(text))
 
