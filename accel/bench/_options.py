@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 
 from accel.errors import ArgumentError
 
-MODELS = ("resnet50", "resnet18")
+MODELS = ("resnet50", "resnet18", "vit_b_16")
 
 
 @dataclass(frozen=True)

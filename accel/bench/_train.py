@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,6 +75,12 @@ class Again:
         return itertools.repeat(self._batch, self._length)
 
 
+def build(model: str, size: int) -> Callable[[int], nn.Module]:
+    """What makes `model` for images of `size` px and a number of classes, as the benchmark trains it."""
+    made = getattr(models, model)
+    return partial(made, size=size) if model.startswith("vit") else partial(made, zero_init_residual=True)
+
+
 class Trainer:
     """A prepared model, optimizer and schedule over `total` optimizer steps on `devices` (default: the session's)."""
 
@@ -91,7 +98,7 @@ class Trainer:
             offers.require("train.graphs")
             if session.world_size > 1:
                 raise ArgumentError(f"--cuda-graphs is for one process; this run has {session.world_size} ranks")
-        module: nn.Module = getattr(models, options.model)(dataset.num_classes, zero_init_residual=True)
+        module = build(options.model, dataset.size)(dataset.num_classes)
         self.parameters = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
         self.devices = session.world_size if devices is None else devices
         scaled = LR_PER_IMAGE * options.batch * session.accumulate * self.devices

@@ -1,4 +1,4 @@
-"""`accel bench resnet50`: real training steps of a ResNet through a session, timed, and written as one record.
+"""`accel bench resnet50|vit_b_16`: real training steps of a model through a session, timed, and written as one record.
 
 Owns the order of a run and the record. Options are `_options`, training is `_train`, timing `_timing`, and
 what the record says of the machine `_environment`.
@@ -199,7 +199,7 @@ def _record(
         id=record_id,
         time=f"{started:%Y-%m-%dT%H:%M:%SZ}",
         command=command,
-        benchmark="resnet50",
+        benchmark="vit_b_16" if options.model == "vit_b_16" else "resnet50",
         origin=session.backend.origin,
         backend=records.BackendPart(session.backend.name, session.backend.kind),
         hardware=machine.hardware,

@@ -22,10 +22,14 @@ def _group() -> None:
     """Run a benchmark and write its record."""
 
 
-@app.command()
-def resnet50(
+@app.command("resnet50")
+@app.command("vit_b_16")
+def train(
+    context: typer.Context,
     out: Annotated[str, typer.Option(help="Folder for the record, or a file that ends in .json.")] = "results",
-    model: Annotated[str, typer.Option(help="resnet50 or resnet18.")] = "resnet50",
+    model: Annotated[
+        str | None, typer.Option(help="resnet50, resnet18 or vit_b_16; that of the command's name by default.")
+    ] = None,
     data: Annotated[
         str | None, typer.Option(help="digits, synthetic or folder:PATH; digits by default, synthetic with --aot.")
     ] = None,
@@ -60,12 +64,12 @@ def resnet50(
         bool, typer.Option("--cuda-graphs", help="Record forward and backward once, then replay them.")
     ] = False,
 ) -> None:
-    """Train ResNet-50 and time it: throughput, step times, loss curve, and accuracy with --evaluate."""
+    """Train a model and time it: throughput, step times, loss curve, and accuracy with --evaluate."""
     from accel.bench._options import Options
     from accel.errors import ArgumentError
 
     options = Options(
-        model=model,
+        model=model or str(context.info_name),
         data=data or ("digits" if aot is None else "synthetic"),
         size=size,
         batch=batch,
