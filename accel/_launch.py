@@ -226,7 +226,7 @@ class CallWatch:
         if self.number and checker is not None:
             checker.look(self.number, self._call.signature, left)
             if checker.compares:
-                self._launcher.control.check_left(checker.ranks, checker.name, self.number)
+                self._launcher.control.check_left(checker.ranks, checker.name, self.number, left)
 
     def settled(self, left: float) -> None:
         if self.number and self._call.group.checker is not None:

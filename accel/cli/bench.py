@@ -198,7 +198,9 @@ def overhead(
     limit: Annotated[float | None, typer.Option(help="Fail when accel's upper bound is above these us.")] = None,
     out: Annotated[str | None, typer.Option(help="Also write the figures to this JSON file.")] = None,
 ) -> None:
-    """What a Session adds to a hand-written training step, beside Accelerate and Fabric where installed."""
+    """What a Session adds to a hand-written training step, beside Accelerate and Fabric where installed; with --nproc
+    above 1 also what each mode of checks adds to a collective.
+    """
     import os
 
     from accel.errors import ArgumentError
@@ -214,15 +216,18 @@ def overhead(
         words = ["-m", *f"accel bench overhead --nproc {nproc} --repeats {repeats} --block {block}".split()]
         words += [word for name in chosen for word in ("--precision", name)] + ([] if out is None else ["--out", out])
         raise typer.Exit(run_ranks(words, nproc))
-    from accel.bench.overhead import measure, record, table
+    from accel.bench.overhead import measure, measure_calls, record, table
 
     results = [measure(p, repeats=repeats, block=block) for p in chosen]
+    if nproc > 1:
+        results.append(measure_calls(repeats=repeats, block=block))
     if os.environ.get("RANK", "0") != "0":
         return
     rich.get_console().print(table(results))
     if out is not None:
         Path(out).write_text(json.dumps(record(results), indent=2) + "\n")
-    above = [r for r in results if limit is not None and r.interval("accel")[2] > limit]
+    steps = results[: len(chosen)]
+    above = [r for r in steps if limit is not None and r.interval("accel")[2] > limit]
     if above:
         names = ", ".join(f"{r.precision} {r.interval('accel')[2]:.1f} us" for r in above)
         rich.get_console().print(f"above the limit of {limit:g} us a step: {names}")
