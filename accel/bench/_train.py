@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, default_collate
 
 from accel import models, records
 from accel.errors import ArgumentError, DataError
+from accel.footprint import Course, Recorder
 
 if TYPE_CHECKING:
     from accel._meter import Meter
@@ -72,6 +73,16 @@ class Again:
         return itertools.repeat(self._batch, self._length)
 
 
+def sgd(parameters: Iterable[nn.Parameter], lr: float, fused: bool) -> torch.optim.SGD:
+    """The recipe's optimizer."""
+    every = list(parameters)
+    groups = [
+        {"params": [p for p in every if p.ndim > 1], "weight_decay": WEIGHT_DECAY},
+        {"params": [p for p in every if p.ndim == 1], "weight_decay": 0.0},  # BatchNorm, biases
+    ]
+    return torch.optim.SGD(groups, lr=lr, momentum=MOMENTUM, fused=fused)
+
+
 class Trainer:
     """A prepared model, optimizer and schedule over `total` optimizer steps on `devices` (default: the session's)."""
 
@@ -89,7 +100,8 @@ class Trainer:
             offers.require("train.graphs")
             if session.world_size > 1:
                 raise ArgumentError(f"--cuda-graphs is for one process; this run has {session.world_size} ranks")
-        module: nn.Module = getattr(models, options.model)(dataset.num_classes, zero_init_residual=True)
+        make = getattr(models, options.model)
+        module: nn.Module = make(dataset.num_classes, zero_init_residual=True, checkpoint=options.checkpoint)
         self.parameters = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
         self.devices = session.world_size if devices is None else devices
         self.lr = LR_PER_IMAGE * options.batch * session.accumulate * self.devices
@@ -100,12 +112,8 @@ class Trainer:
                 return (step + 1) / warm
             return 0.5 + 0.5 * math.cos(math.pi * min(1.0, (step - warm) / max(1, total - warm)))
 
-        groups = [
-            {"params": [p for p in module.parameters() if p.ndim > 1], "weight_decay": WEIGHT_DECAY},
-            {"params": [p for p in module.parameters() if p.ndim == 1], "weight_decay": 0.0},  # BatchNorm, biases
-        ]
         fused = offers.offers("train.fused_optimizer")
-        optimizer = torch.optim.SGD(groups, lr=self.lr, momentum=MOMENTUM, fused=fused)
+        optimizer = sgd(module.parameters(), self.lr, fused)
         self._scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, share)
         self.model, self._optimizer = session.prepare(module, optimizer, compile=options.compile)
         if options.graphs:
@@ -119,6 +127,8 @@ class Trainer:
             "memory_format": "channels_last" if last else "contiguous",
             "optimizer_kernels": "fused" if fused else "torch's default",
         }
+        if options.checkpoint:
+            self.conditions["activations"] = "recomputed in backward"
         self._session = session
         self._loader = loader
 
@@ -129,6 +139,19 @@ class Trainer:
             f"SGD, momentum {MOMENTUM:g}, weight decay 1/{round(1 / WEIGHT_DECAY)} not on BatchNorm and bias, "
             f"label smoothing {LABEL_SMOOTHING:g}, peak LR {self.lr:g}, warm-up {WARM_UP:.0%}, cosine"
         )
+
+    def course(self) -> tuple[Course, int | None]:
+        """Train one optimizer step more: the course of its memory, and the peak as the device has it, in bytes."""
+        session = self._session
+        windows = self.windows(session.meter())
+        models, optimizers = [session.unwrap(self.model)], [self._optimizer]
+        with (
+            session.backend.memory.track() as tracked,
+            Recorder(session.backend.device.type, models, optimizers) as recorder,
+        ):
+            next(windows)
+        windows.close()
+        return recorder.course(), tracked.peak
 
     def windows(self, meter: Meter) -> Generator[int, None, None]:
         """Train without end; after each optimizer step give the images that this rank trained on in it."""
