@@ -12,6 +12,7 @@ import rich
 import typer
 
 if TYPE_CHECKING:
+    from accel.bench.plan import Planned
     from accel.records import Record
 
 app = typer.Typer(help="Run a benchmark and write its record.", no_args_is_help=True)
@@ -55,6 +56,17 @@ def train(
     aot_optimization: Annotated[
         str, typer.Option(help="With --aot: O0 to O3, or default, libtpu's own, which takes ten times as long as O0.")
     ] = "O0",
+    plan: Annotated[bool, typer.Option("--plan", help="Run nothing; plan the memory of a step on --chip.")] = False,
+    chip: Annotated[str | None, typer.Option(help="With --plan: a chip of `accel chips`, such as H100-SXM5.")] = None,
+    headroom: Annotated[
+        float | None, typer.Option(help="With --plan: share of the chip's memory not given to the step; 0.1.")
+    ] = None,
+    checkpoint: Annotated[
+        bool, typer.Option("--checkpoint", help="Recompute activations in backward: less memory, the same numbers.")
+    ] = False,
+    memory_plot: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Draw memory over one step into this .png, .svg or .pdf.")
+    ] = None,
     compiled: Annotated[bool, typer.Option("--compile", help="Run the model through torch.compile.")] = False,
     devices: Annotated[
         str | None,
@@ -70,7 +82,7 @@ def train(
 
     options = Options(
         model=model or str(context.info_name),
-        data=data or ("digits" if aot is None else "synthetic"),
+        data=data or ("digits" if aot is None and not plan else "synthetic"),
         size=size,
         batch=batch,
         accumulate=accumulate,
@@ -84,12 +96,15 @@ def train(
         seed=seed,
         evaluate=evaluate,
         compile=compiled,
+        checkpoint=checkpoint,
         graphs=cuda_graphs,
     )
     command = shlex.join(["accel", *sys.argv[1:]])
     if devices is not None:
-        _scale(devices, out, alone={"--aot": aot is not None, "--fit": fit})
+        _scale(devices, out, alone={"--aot": aot is not None, "--fit": fit, "--plan": plan})
         return
+    if aot is not None and (plan or memory_plot is not None):
+        raise ArgumentError("--aot compiles a step for a TPU: leave out --plan and --memory-plot")
     if aot is not None:
         from accel.bench import aot as ahead
 
@@ -97,6 +112,17 @@ def train(
             *ahead.run(options, aot, out, command, fit=fit, optimization=aot_optimization, python=aot_python)
         )
         return
+    if plan:
+        from accel.bench import plan as ahead_of_run
+        from accel.plan import HEADROOM
+
+        if chip is None:
+            raise ArgumentError("--plan needs a chip: --chip H100-SXM5; `accel chips` lists all")
+        share = HEADROOM if headroom is None else headroom
+        _show_plan(ahead_of_run.run(options, chip, out, command, headroom=share, picture=memory_plot))
+        return
+    if chip is not None or headroom is not None:
+        raise ArgumentError(f"{'--chip' if chip else '--headroom'} was given without --plan; add --plan")
     if fit or aot_python is not None:
         raise ArgumentError(
             f"{'--fit' if fit else '--aot-python'} was given without --aot; name a topology: --aot v5e:2x2"
@@ -104,7 +130,7 @@ def train(
     from accel.bench.resnet50 import run
     from accel.compare import show
 
-    outcome = run(options, out, command)
+    outcome = run(options, out, command, memory_plot)
     if outcome is None:
         return
     path, record = outcome
@@ -155,6 +181,41 @@ def _show_prediction(path: Path, record: Record) -> None:
     lines += [f"warning: {warning}" for warning in record.warnings]
     for line in (*lines, f"record: {path}"):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _show_plan(found: Planned) -> None:
+    from rich.table import Table
+
+    plain, less = found.plain, found.checkpointed
+    table = Table("", "plain", "checkpointed", box=None, pad_edge=False, title=None)
+    rows = ("parameters", "gradients", "optimizer", "activations", "workspace", "peak", "peak_allocated")
+    for row in (*rows, "peak_reserved"):
+        table.add_row(row.replace("_", " "), *(_size(getattr(one, row)) for one in (plain, less)))
+    largest = [str(one.largest_batch or "none fits") for one in (plain, less)]
+    table.add_row("fits", *("yes" if one.fits else "no" for one in (plain, less)))
+    table.add_row("largest batch", *largest)
+    console = rich.get_console()
+    console.print(
+        f"{plain.chip}: {_size(plain.capacity)}, of which {plain.headroom:.0%} is left free; batch {plain.batch} x "
+        f"{plain.accumulate}, {plain.precision} ({found.record.origin})",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+    console.print(table)
+    lines = [f"warning: {warning}" for warning in found.record.warnings]
+    if plain.accumulate > 1:
+        lines.insert(
+            0,
+            f"accumulating saves {_size(plain.saved_by_accumulation)}: one batch of {plain.batch * plain.accumulate} "
+            f"would peak at {_size(plain.whole_batch_peak)}",
+        )
+    for line in (*lines, f"record: {found.path}"):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _size(value: int | None) -> str:
+    return "unknown" if value is None else f"{value / 2**30:.2f} GiB" if value >= 2**30 else f"{value / 2**20:.1f} MiB"
 
 
 @app.command()
