@@ -27,6 +27,7 @@ class Tracker(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._type = device_type
         self._known: dict[int, tuple[weakref.ref[Any], int]] = {}  # by the storage's id: what says that it is gone
+        self.extra: dict[int, int] = {}  # bytes that a storage has on the device planned for and not on this one
         self.sizes: list[int] = []  # bytes, by the storage's number in order of appearance
         self.early: set[int] = set()  # numbers of those that were there before
         self.base = 0  # bytes of those
@@ -82,6 +83,7 @@ class Tracker(TorchDispatchMode):
         known = self._known.get(key)
         if known is not None and known[0]() is storage:
             number = known[1]
+            size += self.extra.get(number, 0)
             if size != self.sizes[number]:  # resized in place
                 self._moved(number, size - self.sizes[number])
                 self.sizes[number] = size

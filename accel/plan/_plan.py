@@ -19,6 +19,7 @@ from accel._search import largest
 from accel.errors import ArgumentError
 from accel.footprint import Course
 from accel.plan._allocator import Allocator, chosen
+from accel.plan._caching import replay
 from accel.plan._trace import Loss, MakeOptimizer, trace
 
 # Share of a chip's memory that a step cannot have: the driver's context, libraries' workspaces (cuBLAS takes 32 MiB on
@@ -41,6 +42,8 @@ class Plan:
     activations: int  # the most that forward keeps at once: with the batch, and casts of parameters
     workspace: int  # the most that backward and the optimizer make for a while
     peak: int  # the most that is live at once
+    peak_allocated: int  # the same as the allocator counts it: a block may be larger than what was asked for
+    peak_reserved: int | None  # the most that a caching allocator holds; None where there is none
     at_peak: Mapping[str, int]  # of what it consists, by the kinds of `accel.footprint.KINDS`
     whole_batch_peak: int  # of one micro-batch of `batch * accumulate`: what accumulation avoids
     chip: str | None
@@ -56,8 +59,8 @@ class Plan:
 
     @property
     def fits(self) -> bool | None:
-        """Whether the peak is within what is usable; None where there is no capacity."""
-        return None if self.usable is None else self.peak <= self.usable
+        """Whether the step fits into what is usable, as the allocator cuts it; None where there is no capacity."""
+        return None if self.usable is None else _fits(self.course, self.allocator, self.usable)
 
     @property
     def saved_by_accumulation(self) -> int:
@@ -113,12 +116,14 @@ def plan(
             precision=precision,
             accumulate=micro_batches,
             checkpoint=checkpoint,
+            masks=used.name == "npu",
         )
 
     family = _Family(lambda size: traced(size, accumulate), used, batch)
     course = family.at(batch)
     highest = course.highest(used.taken)
-    whole = family.peak(batch)
+    replayed = replay(course, used) if used.caches else None
+    whole = course.peak(used.taken)
     if accumulate > 1:
         whole = traced(batch * accumulate, 1).peak(used.taken)
     result = Plan(
@@ -127,7 +132,9 @@ def plan(
         precision=precision,
         allocator=used,
         **highest,
-        peak=family.peak(batch),
+        peak=course.peak(used.taken),
+        peak_allocated=course.peak(used.taken) if replayed is None else replayed.allocated,
+        peak_reserved=None if replayed is None else replayed.reserved,
         at_peak=course.at_peak(used.taken),
         whole_batch_peak=whole,
         chip=None if found is None else found.name,
@@ -170,23 +177,28 @@ class _Family:
             self._known[batch] = self._traced(batch)
         return self._known[batch]
 
-    def peak(self, batch: int) -> int:
-        return self.at(batch).peak(self._allocator.taken)
-
     def largest(self, limit: int) -> int | None:
-        """The largest batch whose peak is at most `limit` bytes; None where not even 1 fits."""
+        """The largest batch that fits into `limit` bytes; None where not even 1 does."""
+
+        def traced(batch: int) -> bool:
+            return _fits(self.at(batch), self._allocator, limit)
+
         growth = self._growth()
         if growth is not None:
             by_growth = growth
 
-            def foretold(batch: int) -> int:
-                return by_growth.at(batch).peak(self._allocator.taken)
+            taken = self._allocator.taken
 
-            answer = largest(lambda batch: foretold(batch) <= limit, self._batch, most=MOST).good
+            def foretold(batch: int) -> bool:
+                return _fits(by_growth.at(batch), self._allocator, limit)
+
+            # What is live is quick to foretell and bounds what an allocator makes of it, which is a little less.
+            bound = largest(lambda batch: by_growth.at(batch).peak(taken) <= limit, self._batch, most=MOST).good
+            answer = None if bound is None else largest(foretold, max(1, bound - bound // 32), most=bound).good
             checked = answer or self._batch
-            if self.peak(checked) == foretold(checked):
+            if self.at(checked).peak(taken) == by_growth.at(checked).peak(taken):
                 return answer
-        return largest(lambda batch: self.peak(batch) <= limit, self._batch, most=MOST).good
+        return largest(traced, self._batch, most=MOST).good
 
     def _growth(self) -> _Growth | None:
         """None where the two courses differ in more than sizes."""
@@ -200,3 +212,9 @@ class _Family:
         if not same or any((change % self._batch).any() for change in more):
             return None
         return _Growth(one, self._batch, *(change // self._batch for change in more))
+
+
+def _fits(course: Course, allocator: Allocator, limit: int) -> bool:
+    if course.peak(allocator.taken) > limit:
+        return False
+    return not allocator.caches or replay(course, allocator, limit) is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -31,10 +32,12 @@ def trace(
     precision: str = "fp32",
     accumulate: int = 1,
     checkpoint: Sequence[str] = (),
+    masks: bool = False,
 ) -> Course:
     """Record one optimizer step after the first, as `accel.plan.plan` describes its arguments.
 
-    `accumulate` above 1 records two micro-batches: the later ones are as the second. Raises `ModelError` for a model
+    `accumulate` above 1 records two micro-batches: the later ones are as the second. `masks`: max pooling keeps the
+    mask that CANN's kernel writes instead of indices. Raises `ModelError` for a model
     without a parameter to train, `ArgumentError` for what cannot be traced.
     """
     cast = CASTS[checked_policy(precision)]
@@ -65,12 +68,31 @@ def trace(
             parameter.grad = torch.empty_like(parameter)
         steps.step()
         steps.zero_grad(set_to_none=True)
-        with Recorder("cpu", [net], [steps]) as recorder:
+        with (_Masking if masks else Recorder)("cpu", [net], [steps]) as recorder:
             for _ in range(min(accumulate, 2)):
                 _backward(loss, net, batch)
             steps.step()
             steps.zero_grad(set_to_none=True)
     return recorder.course()
+
+
+class _Masking(Recorder):
+    """Counts the mask of torch_npu's max pooling (2.13): for each position in the kernel one bit an output in blocks of
+    16, each padded to 32 bytes, and one block more.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = super().__torch_dispatch__(func, types, args, kwargs)
+        if func is torch.ops.aten.max_pool2d_with_indices.default:
+            images, indices = out
+            number = self.number(indices)
+            window = args[1] if len(args[1]) == 2 else (args[1][0], args[1][0])
+            rows = math.prod(images.shape[:-2]) * math.prod(window)
+            mask = rows * (math.ceil(math.prod(images.shape[-2:]) / 16) + 1) * 32
+            if number is not None:
+                self.extra[number] = mask - indices.untyped_storage().nbytes()
+                self._see(indices, made=True)
+        return out
 
 
 def _backward(loss: Loss, net: nn.Module, batch: int) -> None:
