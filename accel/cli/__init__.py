@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import typer
 
-from accel.cli import bench, chips, compare, conformance, doctor, emulate, launch, predict
+from accel.cli import bench, chips, compare, conformance, doctor, emulate, launch, memory, predict
 from accel.errors import AccelError
 
 app = typer.Typer(
@@ -24,6 +24,7 @@ app = typer.Typer(
 app.command()(doctor.doctor)
 app.add_typer(bench.app, name="bench")
 app.command()(compare.compare)
+app.command()(memory.memory)
 app.command()(predict.predict)
 app.command()(chips.chips)
 app.command()(conformance.conformance)
