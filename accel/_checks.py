@@ -179,7 +179,7 @@ class Checker:
             control.check_abort()
             if self._poison is not None and self._poison[0] != number:  # its own is compared here, and cleared away
                 self.check_poison()
-            control.check_left(self.ranks, self.name, number)
+            control.check_left(self.ranks, self.name, number, limit)
             if not asked:
                 asked = True
                 control.post_once(f"ask/{self.name}/{number}", kind="ask", group=self.name, number=number)

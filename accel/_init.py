@@ -90,11 +90,11 @@ def init(
         chosen.device.set(_device_index(local_rank, chosen) if place.device is None else place.device)
         if place.world_size > 1:
             _refuse_shared_device(chosen, control)
+        chosen.precision.apply(policy, deterministic)  # some switches are read when the fabric is joined
         collective = Collective.connect(
             chosen.transport, chosen.device, control, local_rank=local_rank, timeout=seconds, check=check
         )
         chosen = replace(chosen, collective=collective)
-        chosen.precision.apply(policy, deterministic)
     except BaseException:
         chosen.precision.restore()
         chosen.collective.destroy()

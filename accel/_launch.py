@@ -90,12 +90,12 @@ class Launcher:
             return Work(None, lambda: result, call.tensors, watch, limit)
         try:
             handle, finish = start()
-        except RuntimeError:
+        except RuntimeError:  # no context manager where nothing fails: each costs as much as a small reduction's launch
             try:
                 with translated(watch.describe, watch.last_words, watch.fault):
                     raise
-            except CollectiveError as error:
-                watch.over(type(error).__name__)
+            except CollectiveError as known:
+                watch.over(type(known).__name__)
                 raise
         work = Work(handle, finish, call.tensors, watch, limit)
         if call.async_op:
@@ -257,7 +257,7 @@ class CallWatch:
         if self.number and checker is not None:
             checker.look(self.number, self._call.signature, left)
             if checker.compares:
-                self._launcher.control.check_left(checker.ranks, checker.name, self.number)
+                self._launcher.control.check_left(checker.ranks, checker.name, self.number, left)
 
     def settled(self, left: float) -> None:
         if self.number and self._call.group.checker is not None:

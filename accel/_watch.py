@@ -14,11 +14,9 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import faulthandler
 import json
 import logging
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -27,9 +25,9 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed.distributed_c10d import Store
 
 from accel._flight import Recorder, entry_state
-from accel._history import first_difference
-from accel._signals import DumpSignal
-from accel._words import differ, told
+from accel._guard import Guard
+from accel._order import Orders
+from accel._words import told
 from accel.errors import CollectiveError, CollectiveTimeout
 
 if TYPE_CHECKING:
@@ -41,11 +39,8 @@ ABORTED = "aborted"
 NEIGHBOURS = 16  # ranks that each rank watches, the next ones; others learn of their silence from the bulletin
 _PERIOD = 0.25  # seconds between two looks, up to 64 ranks; the store serves them all, so more ranks look less often
 _RANKS_A_SECOND = 256  # the share of each rank in the store's time
-_HEARD = 2.5  # seconds that a rank's own thread has to raise the news that another one is silent
-_ENDING = 10.0  # seconds, at most, that a rank's own thread has to raise other news, such as that a rank gave up
 _WARN = 30.0  # longest silence in seconds that passes without a warning
 _MISSED = 1.0  # seconds without an answer that are more than a busy machine
-_TOLD = 3.0  # seconds that all ranks have to tell their histories
 _PATIENCE = 8  # looks for a message of the bulletin that was announced and has not come
 
 
@@ -93,21 +88,19 @@ class Watcher:
         self._read = 0  # messages of the bulletin
         self._patience = _PATIENCE
         self._questions: list[tuple[str, int]] = []
-        self._orders: dict[str, float] = {}  # groups whose histories differ, as this rank found -> when it asked
-        self._looked = 0  # looks that are over
-        self._looking = False
-        self._no_answer = 0.0  # seconds that the look under way has waited for the store
+        self._orders = Orders(self._store, self.checkers, self.post)
+        self.looked = 0  # looks that are over
+        self.looking = False
+        self.no_answer = 0.0  # seconds that the look under way has waited for the store
         self.unreachable = False  # the store has ended, or the process that holds it is frozen
-        self._unheard = 0.0
-        self._printed = False
-        self._stop = threading.Event()
+        self.stopping = threading.Event()
         self._wake = threading.Event()
-        self._looked_again = threading.Condition()
-        self._signal = DumpSignal()
+        self._changed = threading.Condition()
+        self._guard = Guard(self)
         self._beat(left=False)
         self._threads = [
             threading.Thread(target=run, name=f"accel-{name}-{rank}", daemon=True)
-            for name, run in (("watch", self._watch), ("guard", self._guard))
+            for name, run in (("watch", self._watch), ("guard", self._guard.run))
         ]
 
     def start(self) -> None:
@@ -116,19 +109,24 @@ class Watcher:
         for thread in self._threads:
             thread.start()
 
+    @property
+    def watching(self) -> bool:
+        """Whether the watching thread runs."""
+        return self._threads[0].is_alive()
+
     def stop(self) -> None:
         """Say that this rank leaves, and end the threads."""
         atexit.unregister(self.stop)
-        if self._stop.is_set():
+        if self.stopping.is_set():
             return
-        self._stop.set()
+        self.stopping.set()
         self._wake.set()
         if self._threads[0].ident is not None:
             self._threads[0].join(self.period + 1.0)
         if not self._threads[0].is_alive():
             with contextlib.suppress(RuntimeError):
                 self._beat(left=True)
-        self._signal.close()
+        self._guard.close()
 
     # -- of the rank's own thread ----------------------------------------------------------------------------------
 
@@ -141,16 +139,16 @@ class Watcher:
 
     def refresh(self, limit: float = 2.0) -> None:
         """Wait until the watcher has looked again, at most `limit` seconds."""
-        if not self._threads[0].is_alive() or self._no_answer > _MISSED:
+        if not self._threads[0].is_alive() or self.no_answer > _MISSED:
             return
-        with self._looked_again:
-            after = self._looked + (2 if self._looking else 1)  # one that is under way may have read before
+        with self._changed:
+            after = self.looked + (2 if self.looking else 1)  # one that is under way may have read before
             self._wake.set()
-            self._looked_again.wait_for(lambda: self._looked >= after or self._stop.is_set(), limit)
+            self._changed.wait_for(lambda: self.looked >= after or self.stopping.is_set(), limit)
 
     def silent(self) -> list[int]:
         """Ranks that have missed several signs of life by now, though not yet for the whole time limit."""
-        if self._no_answer > _MISSED and _store_of_rank_0() and self.rank != 0:
+        if self.no_answer > _MISSED and _store_of_rank_0() and self.rank != 0:
             return [0]  # and of the others nothing can be known
         late = max(4 * self.period, _MISSED)
         return [rank for rank, peer in self._peers.items() if peer.quiet > late and not peer.left]
@@ -165,7 +163,7 @@ class Watcher:
 
     def post(self, kind: str, **fields: Any) -> None:
         """A message to the watchers of all ranks."""
-        if self.unreachable or self._no_answer > _MISSED:
+        if self.unreachable or self.no_answer > _MISSED:
             return
         number = self._store.add("bulletin", 1)
         self._store.set(f"bulletin/{number}", json.dumps({"kind": kind, "from": self.rank, **fields}))
@@ -187,23 +185,23 @@ class Watcher:
 
     def _watch(self) -> None:
         last = time.monotonic()
-        while not self._stop.is_set():
-            self._looking = True
+        while not self.stopping.is_set():
+            self.looking = True
             now = time.monotonic()
             try:
                 self._look(min(now - last, 2 * self.period))
             except RuntimeError as error:
-                if not self._stop.is_set():
+                if not self.stopping.is_set():
                     self._lose(error)
                 return
             finally:
-                with self._looked_again:
-                    self._looking = False
-                    self._looked += 1
-                    self._looked_again.notify_all()
+                with self._changed:
+                    self.looking = False
+                    self.looked += 1
+                    self._changed.notify_all()
             last = now
             if not self._owner.is_alive():
-                self._stop.set()
+                self.stopping.set()
                 with contextlib.suppress(RuntimeError):
                     self._beat(left=True)
                 return
@@ -218,14 +216,14 @@ class Watcher:
         self._read_bulletin()
         if self.news is None and self._store.check([ABORTED]):
             news = json.loads(self._store.get(ABORTED))
-            self._tell(CollectiveError(f"rank {news['rank']} aborted: {news['reason']}"))
+            self.tell(CollectiveError(f"rank {news['rank']} aborted: {news['reason']}"))
         self._answer_questions()
         for rank, peer in self._peers.items():
             if peer.left:
                 continue
             self._judge(rank, peer)
-            self._compare_order(peer)
-        self._settle_orders()
+            self._orders.compare(peer.state.get("groups", {}))
+        self._orders.settle()
 
     def _beat(self, left: bool) -> None:
         self._beats += 1
@@ -244,7 +242,7 @@ class Watcher:
             return
         if peer.quiet >= self.timeout:
             text = self._silence(rank, peer)
-            self._tell(CollectiveTimeout(text))
+            self.tell(CollectiveTimeout(text))
             if self.world_size > NEIGHBOURS + 1:
                 self.post("silent", text=text)
         elif peer.quiet >= min(self.timeout / 2, _WARN) and not peer.warned and peer.quiet > 4 * self.period:
@@ -259,7 +257,7 @@ class Watcher:
             f"process is dead or frozen. It was last seen in {told(peer.state.get('entry'))}{waiting}"
         )
 
-    def _tell(self, news: CollectiveError) -> None:
+    def tell(self, news: CollectiveError) -> None:
         if self.news is None:
             self.news = news
             self.dump(str(news))
@@ -270,11 +268,20 @@ class Watcher:
         current = self.recorder.current()
         news = CollectiveError(f"rank {self.rank} lost the store: rank 0 or the launcher has ended ({error})")
         if "timed out" in str(error) or "timeout" in str(error):
-            news = CollectiveTimeout(self._lost_store(self.timeout))
+            news = CollectiveTimeout(self.lost_store(self.timeout))
         if current is not None and current.end is None:
-            self._tell(news)
+            self.tell(news)
         elif self.news is None:
             self.news = news
+
+    def lost_store(self, waited: float) -> str:
+        """What to say of a store that has not answered for `waited` seconds."""
+        holder = "rank 0" if _store_of_rank_0() else "the launcher"
+        mine = self.recorder.current()
+        return (
+            f"rank {self.rank} has waited {waited:.1f} s for the store: the process that holds it, {holder}, is dead "
+            f"or frozen; rank {self.rank} is in {mine}"
+        )
 
     def _read_bulletin(self) -> None:
         newest = self._store.add("bulletin", 0)
@@ -301,102 +308,15 @@ class Watcher:
         elif kind == "dump":
             self.dump(message["reason"])
         elif kind == "silent":
-            self._tell(CollectiveTimeout(message["text"]))
+            self.tell(CollectiveTimeout(message["text"]))
 
     def _answer_questions(self) -> None:
         """Where this rank has not come to the number asked about, it is asked again in the next look."""
         self._questions = [
             (group, number)
-            for group, number in self._questions
+            for group, number in self._questions[-64:]
             if (checker := self.checkers.get(group)) is None or not checker.answer(self._store, number)
         ]
-
-    def _compare_order(self, peer: Peer) -> None:
-        for group, (number, chain) in peer.state.get("groups", {}).items():
-            checker = self.checkers.get(group)
-            if checker is None or group in self._orders or checker.poisoned or checker.broken:
-                continue
-            if checker.history.differs(number, chain):
-                self._orders[group] = time.monotonic()
-                if self._store.add(f"order/{group}", 1) == 1:
-                    self.post("order", group=group)
-                else:
-                    self._orders[group] = -1.0  # another rank is about it
-
-    def _settle_orders(self) -> None:
-        """Once all ranks of a group have told their histories, or have had time to: say where they first differ."""
-        for group, since in self._orders.items():
-            if since < 0:
-                continue
-            ranks = self.checkers[group].ranks
-            have = [rank for rank in ranks if self._store.check([f"history/{group}/{rank}"])]
-            if len(have) < len(ranks) and time.monotonic() - since < _TOLD:
-                continue
-            self._orders[group] = -1.0
-            found = first_difference({r: json.loads(self._store.get(f"history/{group}/{r}")) for r in have})
-            broken = "ranks issued known collectives in another order, so what was reduced since is wrong"
-            if found is None:
-                number, text = 1, f"ranks issued different collectives in group {group!r}, too long ago to name them"
-            else:
-                number, sides = found
-                text = differ(number, group, sides)
-            self.post(
-                "mismatch", group=group, number=number, text=f"{text}. The group is no longer usable: {broken}",
-                broken=broken,
-            )  # fmt: skip
-
-    # -- of the guard ----------------------------------------------------------------------------------------------
-
-    def _guard(self) -> None:
-        last = time.monotonic()
-        looked = -1
-        while not self._stop.wait(self.period):
-            now = time.monotonic()
-            elapsed, last = min(now - last, 2 * self.period), now
-            if self._signal.came():
-                path = self.dump("SIGUSR1")
-                log.warning("rank %d: flight record written on SIGUSR1: %s", self.rank, path)
-            self._no_answer = self._no_answer + elapsed if looked == self._looked and self._looking else 0.0
-            looked = self._looked
-            if self._no_answer >= self.timeout and self.news is None and self._threads[0].is_alive():
-                self.unreachable = True
-                self._tell(CollectiveTimeout(self._lost_store(self._no_answer)))
-            self._insist(elapsed)
-
-    def _lost_store(self, waited: float) -> str:
-        holder = "rank 0" if _store_of_rank_0() else "the launcher"
-        mine = self.recorder.current()
-        return (
-            f"rank {self.rank} has waited {waited:.1f} s for the store: the process that holds it, {holder}, is dead "
-            f"or frozen; rank {self.rank} is in {mine}"
-        )
-
-    def _insist(self, elapsed: float) -> None:
-        """Where this rank's own thread does not raise the news: print them, and end the process if it is blocked."""
-        mismatch = next((text for checker in list(self.checkers.values()) if (text := checker.poisoned)), None)
-        text = str(self.news) if self.news is not None else mismatch
-        if text is None or self.heard:
-            self._unheard = 0.0
-            return
-        self._unheard += elapsed
-        current = self.recorder.current()
-        inside = current is not None and current.end is None
-        if self._unheard >= _HEARD / 2 and not self._printed and inside:
-            self._printed = True
-            log.error("rank %d: %s", self.rank, text)
-        silence = isinstance(self.news, CollectiveTimeout)
-        if self._unheard < (_HEARD if silence else min(_ENDING, self.timeout)) or not (
-            silence or inside or (self.streams and not self.unreachable)
-        ):
-            return
-        where = f"; it is blocked in {current}, which cannot be interrupted" if inside else ""
-        print(  # noqa: T201 - the process ends here
-            f"accel: rank {self.rank} ends with exit code 1: {text}{where}. Flight record: {self.dump(text)}",
-            file=sys.stderr,
-            flush=True,
-        )
-        faulthandler.dump_traceback(2, all_threads=True)
-        os._exit(1)
 
 
 def _store_of_rank_0() -> bool:

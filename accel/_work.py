@@ -119,12 +119,12 @@ class Work:
             try:
                 with translated(self._watch.describe, self._watch.check_abort, self._watch.fault):
                     raise
-            except CollectiveError as error:
-                self._watch.over(type(error).__name__)
+            except CollectiveError as known:
+                self._watch.over(type(known).__name__)
                 if self._handle is not None and not self._handle.done():
                     self._watch.left_hanging()
-                if not isinstance(error, CollectiveTimeout):
-                    self._error = error
+                if not isinstance(known, CollectiveTimeout):
+                    self._error = known
                 raise
         self._over = True
         self._handle = None

@@ -163,17 +163,20 @@ class ControlPlane:
         if self.watcher is not None:
             self.watcher.refresh()
 
-    def check_left(self, ranks: Sequence[int], group: str, number: int) -> None:
-        """Raise `CollectiveError` if one of `ranks` has closed its session before it came to `number` of `group`."""
+    def check_left(self, ranks: Sequence[int], group: str, number: int, limit: float) -> None:
+        """Raise `CollectiveTimeout` now, before `limit` seconds are over, if one of `ranks` has closed its session and
+        had not come to `number` of `group`: it never will.
+        """
         if self.watcher is None:
             return
         gone = [rank for rank in self.watcher.left(ranks) if self.position(rank, group) < number]
         if gone:
             text = (
                 f"{named(gone)} closed {'its session' if len(gone) == 1 else 'their sessions'} or ended before number "
-                f"{number} of group {group!r}, which rank {self.rank} is in: let every rank make the same calls"
+                f"{number} of group {group!r}, in which rank {self.rank} would wait {limit:.3g} s for it: let every "
+                "rank make the same calls"
             )
-            raise CollectiveError(text + self.last_seen(gone) + self.hung(text))
+            raise CollectiveTimeout(text + self.last_seen(gone) + self.hung(text))
 
     def silent(self) -> list[int]:
         """Ranks that have given no sign of life for a while, though perhaps not yet for the whole time limit."""
@@ -243,7 +246,7 @@ class ControlPlane:
 
             def between() -> None:
                 self.check_abort()
-                self.check_left(range(self.world_size), name, turn)
+                self.check_left(range(self.world_size), name, turn, limit)
 
             if poll(lambda: store.check([f"{place}/all"]), limit, between):
                 return []

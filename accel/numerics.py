@@ -28,6 +28,9 @@ class Numerics(ABC):
     _lock: ClassVar[threading.Lock] = threading.Lock()
     _applied: ClassVar[list[Numerics]] = []  # those whose switches are set in this process, the latest last
 
+    # What torch.use_deterministic_algorithms does not make repeatable here, for the record.
+    not_deterministic: str = "unknown: the backend does not say what it leaves out"
+
     def __init__(self) -> None:
         self._found: Any = None  # the values before `apply`, as `snapshot` gave them
         self._choice: tuple[str, bool] | None = None  # policy and determinism in force
@@ -52,6 +55,11 @@ class Numerics(ABC):
                 self._applied.append(self)
             self.set(policy, deterministic)
             self._choice = (policy, deterministic)
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether `apply` asked for deterministic algorithms."""
+        return self._choice is not None and self._choice[1]
 
     def restore(self) -> None:
         """Put back every switch as `apply` found it; harmless when nothing was applied.

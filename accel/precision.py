@@ -21,7 +21,7 @@ from torch import nn
 
 from accel import _autocast
 from accel.capabilities import CapabilityTable
-from accel.errors import ArgumentError
+from accel.errors import ArgumentError, UnsupportedError
 from accel.numerics import Numerics
 
 log = logging.getLogger("accel")
@@ -78,6 +78,7 @@ class Precision:
         self.policy: str | None = None  # None until `apply`: the vendor's defaults are in force
         self.autocast_dtype: torch.dtype | None = None  # None where the policy does not cast
         self.loss_scaling = "none"
+        self._set: dict[str, str] = {}  # the switches as `apply` left them
         self._widened: str | None = None  # the dispatch key whose list this session completes
 
     def apply(self, policy: str, deterministic: bool = False) -> None:
@@ -89,6 +90,8 @@ class Precision:
         if self.autocast_dtype is not None and self._numerics.widened is not None and self._widened is None:
             self._widened, operators = self._numerics.widened
             _autocast.widen(self._widened, operators)
+        self._check_in_force(policy)
+        self._set = self._numerics.read()
         if policy == "fp32":
             log.info('precision "fp32" is IEEE fp32 on every chip; "tf32" is faster where the chip has a fast fp32')
 
@@ -102,15 +105,39 @@ class Precision:
 
     def describe(self) -> dict[str, Any]:
         """The policy, and the switches as the vendor reports them now (not as we remember setting them)."""
-        dtype = self.autocast_dtype
+        dtype, switches = self.autocast_dtype, self._numerics.read()
         return {
             "policy": self.policy,
             "meaning": None if self.policy is None else self._capabilities[f"precision.{self.policy}"].why,
             "autocast": None if dtype is None else str(dtype).removeprefix("torch."),
             "arithmetic": self.arithmetic(),
             "loss_scaling": self.loss_scaling,
-            "switches": self._numerics.read(),
+            "determinism": self._numerics.not_deterministic if self._numerics.deterministic else None,
+            "changed": self._changed(switches),
+            "switches": switches,
         }
+
+    def _changed(self, now: dict[str, str]) -> str | None:
+        """The switches that somebody else has set since `apply`."""
+        if self.policy is None:
+            return None
+        found = (name for name in now if now[name] != self._set.get(name))
+        return "; ".join(f"{name}: {self._set.get(name)}, now {now[name]}" for name in found) or None
+
+    def _check_in_force(self, policy: str) -> None:
+        """Raise `UnsupportedError` where the vendor took the policy and does nothing of it."""
+        kind, dtype = self._numerics.device_type, self.autocast_dtype
+        if dtype is not None:
+            with torch.autocast(kind, dtype=dtype):
+                if not torch.is_autocast_enabled(kind) or torch.get_autocast_dtype(kind) is not dtype:
+                    raise UnsupportedError(
+                        f"precision {policy!r}: torch's autocast for {kind} does not cast to {dtype}"
+                    )
+        elif policy == "fp32" and self._numerics.arithmetic() not in (None, "fp32"):
+            raise UnsupportedError(
+                f"precision 'fp32': {kind} still multiplies in {self._numerics.arithmetic()}; its switches are "
+                f"{self._numerics.read()}"
+            )
 
     def arithmetic(self) -> str | None:
         """What matrix products are computed in: "fp32", "tf32", "bf16", "fp16"; None where the vendor does not say."""

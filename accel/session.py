@@ -314,6 +314,18 @@ class Session:
             )
         return self._persistence.load(path, objects)
 
+    def load_scaler(self, state: dict[str, Any]) -> None:
+        """Go on with the loss scale of a run without accel: the `state_dict()` of `torch.amp.GradScaler` or
+        `torch_npu.npu.amp.GradScaler`. What accel saved comes back with `load`.
+
+        Not used, and logged, where this run's precision needs no loss scaling. Raises `CheckpointError` for another
+        schema, a truncated state and a scale that cannot be used.
+        """
+        if self._scaler is None:
+            log.warning("load_scaler: not used, since this run's precision needs no loss scaling")
+            return
+        self._scaler.load_state_dict(state)
+
     # -- the end ---------------------------------------------------------------------------------------------------
 
     def close(self) -> None:

@@ -89,6 +89,12 @@ class Transport(ABC):
     def new_group(self, ranks: Sequence[int], timeout: float) -> Any:
         """A sub-group; called by every rank of the world in the same order."""
 
+    def gradient_group(self, timeout: float) -> Any:
+        """A further group of all ranks for the reductions inside backward, where one costs no device memory: nothing
+        else can then pair with a gradient. None: they share the group of all ranks. Called by every rank, once.
+        """
+        return None
+
     def recording(self) -> AbstractContextManager[None]:
         """On a lazy device: operations inside become part of the graph that is being recorded, which `cut` runs.
         Outside each runs in a graph of its own. Nothing on eager devices.

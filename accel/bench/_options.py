@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 
 from accel.errors import ArgumentError
 
-MODELS = ("resnet50", "resnet18")
+MODELS = ("resnet50", "resnet18", "vit_b_16")
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,11 @@ class Options:
     seed: int = 0
     evaluate: bool = False  # accuracy on held-out data after the run
     compile: bool = False  # torch.compile
+    checkpoint: bool = False  # recompute activations in backward
     graphs: bool = False  # forward and backward recorded once and replayed (CUDA graphs)
 
     def __post_init__(self) -> None:
-        least = {"workers": 0, "seed": 0, "evaluate": 0, "compile": 0, "graphs": 0}
+        least = {"workers": 0, "seed": 0, "evaluate": 0, "compile": 0, "graphs": 0, "checkpoint": 0}
         for option in fields(self):
             value = getattr(self, option.name)
             if isinstance(value, int) and value < least.get(option.name, 1):

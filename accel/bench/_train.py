@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from accel import models, records
 from accel.bench._split import Phases
 from accel.capabilities import Support
 from accel.errors import ArgumentError, DataError
+from accel.footprint import Course, Recorder
 
 if TYPE_CHECKING:
     from accel._meter import Meter
@@ -74,6 +76,22 @@ class Again:
         return itertools.repeat(self._batch, self._length)
 
 
+def build(model: str, size: int, checkpoint: bool = False) -> Callable[[int], nn.Module]:
+    """What makes `model` for images of `size` px and a number of classes, as the benchmark trains it."""
+    made = partial(getattr(models, model), checkpoint=checkpoint)
+    return partial(made, size=size) if model.startswith("vit") else partial(made, zero_init_residual=True)
+
+
+def sgd(parameters: Iterable[nn.Parameter], lr: float, fused: bool) -> torch.optim.SGD:
+    """The recipe's optimizer."""
+    every = list(parameters)
+    groups = [
+        {"params": [p for p in every if p.ndim > 1], "weight_decay": WEIGHT_DECAY},
+        {"params": [p for p in every if p.ndim == 1], "weight_decay": 0.0},  # BatchNorm, biases
+    ]
+    return torch.optim.SGD(groups, lr=lr, momentum=MOMENTUM, fused=fused)
+
+
 class Trainer:
     """A prepared model, optimizer and schedule over `total` optimizer steps on `devices` (default: the session's)."""
 
@@ -91,7 +109,7 @@ class Trainer:
             offers.require("train.graphs")
             if session.world_size > 1:
                 raise ArgumentError(f"--cuda-graphs is for one process; this run has {session.world_size} ranks")
-        module: nn.Module = getattr(models, options.model)(dataset.num_classes, zero_init_residual=True)
+        module = build(options.model, dataset.size, options.checkpoint)(dataset.num_classes)
         self.parameters = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
         self.devices = session.world_size if devices is None else devices
         scaled = LR_PER_IMAGE * options.batch * session.accumulate * self.devices
@@ -103,12 +121,8 @@ class Trainer:
                 return (step + 1) / warm
             return 0.5 + 0.5 * math.cos(math.pi * min(1.0, (step - warm) / max(1, total - warm)))
 
-        groups = [
-            {"params": [p for p in module.parameters() if p.ndim > 1], "weight_decay": WEIGHT_DECAY},
-            {"params": [p for p in module.parameters() if p.ndim == 1], "weight_decay": 0.0},  # BatchNorm, biases
-        ]
         fused = offers.offers("train.fused_optimizer")
-        optimizer = torch.optim.SGD(groups, lr=self.lr, momentum=MOMENTUM, fused=fused)
+        optimizer = sgd(module.parameters(), self.lr, fused)
         self._scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, share)
         self.model, self._optimizer = session.prepare(module, optimizer, compile=options.compile)
         if options.graphs:
@@ -124,6 +138,8 @@ class Trainer:
             "memory_format": "the compiler's choice" if free else "channels_last" if last else "contiguous",
             "optimizer_kernels": "fused" if fused else "torch's default",
         }
+        if options.checkpoint:
+            self.conditions["activations"] = "recomputed in backward"
         self._session = session
         self._loader = loader
 
@@ -134,6 +150,19 @@ class Trainer:
             f"SGD, momentum {MOMENTUM:g}, weight decay 1/{round(1 / WEIGHT_DECAY)} not on BatchNorm and bias, "
             f"label smoothing {LABEL_SMOOTHING:g}, peak LR {self.lr:g}, warm-up {WARM_UP:.0%}, cosine"
         )
+
+    def course(self) -> tuple[Course, int | None]:
+        """Train one optimizer step more: the course of its memory, and the peak as the device has it, in bytes."""
+        session = self._session
+        windows = self.windows(session.meter())
+        models, optimizers = [session.unwrap(self.model)], [self._optimizer]
+        with (
+            session.backend.memory.track() as tracked,
+            Recorder(session.backend.device.type, models, optimizers) as recorder,
+        ):
+            next(windows)
+        windows.close()
+        return recorder.course(), tracked.peak
 
     def windows(self, meter: Meter, phases: Phases | None = None) -> Generator[int, None, None]:
         """Train without end; after each optimizer step give the images that this rank trained on in it.

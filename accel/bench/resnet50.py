@@ -1,4 +1,4 @@
-"""`accel bench resnet50`: real training steps of a ResNet through a session, timed, and written as one record.
+"""`accel bench resnet50|vit_b_16`: real training steps of a model through a session, timed, and written as one record.
 
 Owns the order of a run and the record. Options are `_options`, training is `_train`, timing `_timing`, and
 what the record says of the machine `_environment`.
@@ -40,17 +40,24 @@ class Schedule(NamedTuple):
         return self.warmup + self.steps * self.repeats
 
 
-def run(options: Options, out: str | Path, command: str) -> tuple[Path, records.Record] | None:
+def run(
+    options: Options, out: str | Path, command: str, picture: str | None = None
+) -> tuple[Path, records.Record] | None:
     """Train, time and write a record to the file or folder `out`; path and record on rank 0, None on other ranks.
+
+    `picture`: a file for the plot of memory over one further step.
 
     Raises `ArgumentError` or `DataError` for what cannot be run or written, before anything runs.
     """
     from accel import data, init, rendezvous
-    from accel.bench import _efficiency, _environment, _timing, _train
+    from accel.bench import _efficiency, _environment, _memory_plot, _timing, _train
     from accel.precision import checked_policy
 
     started = datetime.now(timezone.utc)
     checked_policy(options.precision)
+    target = None if picture is None else _memory_plot.check(picture)
+    if picture is not None and (options.compile or options.graphs):
+        raise ArgumentError("--memory-plot records eager steps: leave out --compile and --cuda-graphs")
     place = rendezvous.read()
     train, held_out = data.parse(options.data, options.size, length=options.batch * place.world_size, seed=options.seed)
     path = Path()
@@ -58,6 +65,8 @@ def run(options: Options, out: str | Path, command: str) -> tuple[Path, records.
     if place.rank == 0:
         path = records.destination(out, record_id)
     with init(precision=options.precision, accumulate=options.accumulate, seed=options.seed) as session:
+        if target is not None:
+            session.backend.capabilities().require("memory.track")
         session.backend.memory.reset_peak()
         counters = session.backend.device.counters()
         loader = _train.loader(session, train, options.batch, options.workers)
@@ -69,6 +78,8 @@ def run(options: Options, out: str | Path, command: str) -> tuple[Path, records.
             accuracy = _train.evaluate(session, trainer.model, held_out, options.batch, options.workers)
         machine = _environment.gather(session, trainer.conditions)
         counted = _environment.counted(session, counters)
+        if target is not None:
+            _plot(session, trainer, options, target)
         if not session.is_main:
             return None
         work = _train.workload(trainer, train, options)
@@ -99,6 +110,18 @@ def run(options: Options, out: str | Path, command: str) -> tuple[Path, records.
             accuracy,
         )
         return records.write(record, path), record
+
+
+def _plot(session: Session, trainer: Trainer, options: Options, target: Path) -> None:
+    """Draw the memory of one further step of this rank 0; every rank takes part in it."""
+    from accel.bench import _memory_plot
+    from accel.plan import ALLOCATORS
+
+    course, peak = trainer.course()
+    if session.is_main:
+        title = f"{options.model}, batch {options.batch}, {options.precision}, on {session.backend.name}"
+        lines = {} if peak is None else {"peak of the device": peak}
+        _memory_plot.draw(course, ALLOCATORS[session.backend.memory.allocator], target, title, lines)
 
 
 def _schedule(options: Options, session: Session, loader: Any) -> Schedule:
@@ -199,7 +222,7 @@ def _record(
         id=record_id,
         time=f"{started:%Y-%m-%dT%H:%M:%SZ}",
         command=command,
-        benchmark="resnet50",
+        benchmark="vit_b_16" if options.model == "vit_b_16" else "resnet50",
         origin=session.backend.origin,
         backend=records.BackendPart(session.backend.name, session.backend.kind),
         hardware=machine.hardware,

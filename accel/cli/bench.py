@@ -12,6 +12,7 @@ import rich
 import typer
 
 if TYPE_CHECKING:
+    from accel.bench.plan import Planned
     from accel.records import Record
 
 app = typer.Typer(help="Run a benchmark and write its record.", no_args_is_help=True)
@@ -22,10 +23,14 @@ def _group() -> None:
     """Run a benchmark and write its record."""
 
 
-@app.command()
-def resnet50(
+@app.command("resnet50")
+@app.command("vit_b_16")
+def train(
+    context: typer.Context,
     out: Annotated[str, typer.Option(help="Folder for the record, or a file that ends in .json.")] = "results",
-    model: Annotated[str, typer.Option(help="resnet50 or resnet18.")] = "resnet50",
+    model: Annotated[
+        str | None, typer.Option(help="resnet50, resnet18 or vit_b_16; that of the command's name by default.")
+    ] = None,
     data: Annotated[
         str | None, typer.Option(help="digits, synthetic or folder:PATH; digits by default, synthetic with --aot.")
     ] = None,
@@ -51,6 +56,17 @@ def resnet50(
     aot_optimization: Annotated[
         str, typer.Option(help="With --aot: O0 to O3, or default, libtpu's own, which takes ten times as long as O0.")
     ] = "O0",
+    plan: Annotated[bool, typer.Option("--plan", help="Run nothing; plan the memory of a step on --chip.")] = False,
+    chip: Annotated[str | None, typer.Option(help="With --plan: a chip of `accel chips`, such as H100-SXM5.")] = None,
+    headroom: Annotated[
+        float | None, typer.Option(help="With --plan: share of the chip's memory not given to the step; 0.1.")
+    ] = None,
+    checkpoint: Annotated[
+        bool, typer.Option("--checkpoint", help="Recompute activations in backward: less memory, the same numbers.")
+    ] = False,
+    memory_plot: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Draw memory over one step into this .png, .svg or .pdf.")
+    ] = None,
     compiled: Annotated[bool, typer.Option("--compile", help="Run the model through torch.compile.")] = False,
     devices: Annotated[
         str | None,
@@ -60,13 +76,13 @@ def resnet50(
         bool, typer.Option("--cuda-graphs", help="Record forward and backward once, then replay them.")
     ] = False,
 ) -> None:
-    """Train ResNet-50 and time it: throughput, step times, loss curve, and accuracy with --evaluate."""
+    """Train a model and time it: throughput, step times, loss curve, and accuracy with --evaluate."""
     from accel.bench._options import Options
     from accel.errors import ArgumentError
 
     options = Options(
-        model=model,
-        data=data or ("digits" if aot is None else "synthetic"),
+        model=model or str(context.info_name),
+        data=data or ("digits" if aot is None and not plan else "synthetic"),
         size=size,
         batch=batch,
         accumulate=accumulate,
@@ -80,12 +96,15 @@ def resnet50(
         seed=seed,
         evaluate=evaluate,
         compile=compiled,
+        checkpoint=checkpoint,
         graphs=cuda_graphs,
     )
     command = shlex.join(["accel", *sys.argv[1:]])
     if devices is not None:
-        _scale(devices, out, alone={"--aot": aot is not None, "--fit": fit})
+        _scale(devices, out, alone={"--aot": aot is not None, "--fit": fit, "--plan": plan})
         return
+    if aot is not None and (plan or memory_plot is not None):
+        raise ArgumentError("--aot compiles a step for a TPU: leave out --plan and --memory-plot")
     if aot is not None:
         from accel.bench import aot as ahead
 
@@ -93,6 +112,17 @@ def resnet50(
             *ahead.run(options, aot, out, command, fit=fit, optimization=aot_optimization, python=aot_python)
         )
         return
+    if plan:
+        from accel.bench import plan as ahead_of_run
+        from accel.plan import HEADROOM
+
+        if chip is None:
+            raise ArgumentError("--plan needs a chip: --chip H100-SXM5; `accel chips` lists all")
+        share = HEADROOM if headroom is None else headroom
+        _show_plan(ahead_of_run.run(options, chip, out, command, headroom=share, picture=memory_plot))
+        return
+    if chip is not None or headroom is not None:
+        raise ArgumentError(f"{'--chip' if chip else '--headroom'} was given without --plan; add --plan")
     if fit or aot_python is not None:
         raise ArgumentError(
             f"{'--fit' if fit else '--aot-python'} was given without --aot; name a topology: --aot v5e:2x2"
@@ -100,7 +130,7 @@ def resnet50(
     from accel.bench.resnet50 import run
     from accel.compare import show
 
-    outcome = run(options, out, command)
+    outcome = run(options, out, command, memory_plot)
     if outcome is None:
         return
     path, record = outcome
@@ -151,6 +181,41 @@ def _show_prediction(path: Path, record: Record) -> None:
     lines += [f"warning: {warning}" for warning in record.warnings]
     for line in (*lines, f"record: {path}"):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _show_plan(found: Planned) -> None:
+    from rich.table import Table
+
+    plain, less = found.plain, found.checkpointed
+    table = Table("", "plain", "checkpointed", box=None, pad_edge=False, title=None)
+    rows = ("parameters", "gradients", "optimizer", "activations", "workspace", "peak", "peak_allocated")
+    for row in (*rows, "peak_reserved"):
+        table.add_row(row.replace("_", " "), *(_size(getattr(one, row)) for one in (plain, less)))
+    largest = [str(one.largest_batch or "none fits") for one in (plain, less)]
+    table.add_row("fits", *("yes" if one.fits else "no" for one in (plain, less)))
+    table.add_row("largest batch", *largest)
+    console = rich.get_console()
+    console.print(
+        f"{plain.chip}: {_size(plain.capacity)}, of which {plain.headroom:.0%} is left free; batch {plain.batch} x "
+        f"{plain.accumulate}, {plain.precision} ({found.record.origin})",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+    console.print(table)
+    lines = [f"warning: {warning}" for warning in found.record.warnings]
+    if plain.accumulate > 1:
+        lines.insert(
+            0,
+            f"accumulating saves {_size(plain.saved_by_accumulation)}: one batch of {plain.batch * plain.accumulate} "
+            f"would peak at {_size(plain.whole_batch_peak)}",
+        )
+    for line in (*lines, f"record: {found.path}"):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _size(value: int | None) -> str:
+    return "unknown" if value is None else f"{value / 2**30:.2f} GiB" if value >= 2**30 else f"{value / 2**20:.1f} MiB"
 
 
 @app.command()
@@ -252,7 +317,9 @@ def overhead(
     limit: Annotated[float | None, typer.Option(help="Fail when accel's upper bound is above these us.")] = None,
     out: Annotated[str | None, typer.Option(help="Also write the figures to this JSON file.")] = None,
 ) -> None:
-    """What a Session adds to a hand-written training step, beside Accelerate and Fabric where installed."""
+    """What a Session adds to a hand-written training step, beside Accelerate and Fabric where installed; with --nproc
+    above 1 also what each mode of checks adds to a collective.
+    """
     import os
 
     from accel.errors import ArgumentError
@@ -268,15 +335,18 @@ def overhead(
         words = ["-m", *f"accel bench overhead --nproc {nproc} --repeats {repeats} --block {block}".split()]
         words += [word for name in chosen for word in ("--precision", name)] + ([] if out is None else ["--out", out])
         raise typer.Exit(run_ranks(words, nproc))
-    from accel.bench.overhead import measure, record, table
+    from accel.bench.overhead import measure, measure_calls, record, table
 
     results = [measure(p, repeats=repeats, block=block) for p in chosen]
+    if nproc > 1:
+        results.append(measure_calls(repeats=repeats, block=block))
     if os.environ.get("RANK", "0") != "0":
         return
     rich.get_console().print(table(results))
     if out is not None:
         Path(out).write_text(json.dumps(record(results), indent=2) + "\n")
-    above = [r for r in results if limit is not None and r.interval("accel")[2] > limit]
+    steps = results[: len(chosen)]
+    above = [r for r in steps if limit is not None and r.interval("accel")[2] > limit]
     if above:
         names = ", ".join(f"{r.precision} {r.interval('accel')[2]:.1f} us" for r in above)
         rich.get_console().print(f"above the limit of {limit:g} us a step: {names}")

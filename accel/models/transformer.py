@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn.functional import linear, scaled_dot_product_attention
 
+from accel import recompute
 from accel.errors import ArgumentError
 
 
@@ -34,12 +35,22 @@ class DecoderBlock(nn.Module):
 class TransformerLM(nn.Module):
     """Next-token logits: (N, S) int64 tokens -> (N, S, V); the head shares the embedding's weight.
 
-    Raises `ArgumentError` for a `width` that does not divide among the heads, sizes below 1, and sequences longer than
-    `block`.
+    `checkpoint` keeps only the input of each block for backward. Raises `ArgumentError` for a `width` that does not
+    divide among the heads, sizes below 1, and sequences longer than `block`.
     """
 
-    def __init__(self, vocabulary: int, block: int, depth: int, heads: int, width: int, dropout: float = 0.0) -> None:
+    def __init__(
+        self,
+        vocabulary: int,
+        block: int,
+        depth: int,
+        heads: int,
+        width: int,
+        dropout: float = 0.0,
+        checkpoint: bool = False,
+    ) -> None:
         super().__init__()
+        self.checkpoint = checkpoint
         for name, value in (("vocabulary", vocabulary), ("block", block), ("depth", depth), ("heads", heads)):
             if value < 1:
                 raise ArgumentError(f"{name} is {value}; expected at least 1")
@@ -61,4 +72,6 @@ class TransformerLM(nn.Module):
             raise ArgumentError(f"sequences have {tokens.shape[1]} tokens; this model was made for block={self.block}")
         places = torch.arange(tokens.shape[1], device=tokens.device)
         x = self.dropout(self.token(tokens) + self.place(places))
-        return linear(self.ln(self.blocks(x)), self.token.weight)
+        for block in self.blocks:
+            x = recompute.checkpoint(block, x) if self.checkpoint and torch.is_grad_enabled() else block(x)
+        return linear(self.ln(x), self.token.weight)

@@ -22,8 +22,8 @@ VOCABULARY, BLOCK = 256, 32
 @dataclass(frozen=True)
 class Work:
     """What to train. `size`: image side in px; `dropout` is used by the language model only. `rate`: the peak learning
-    rate; the default of a ResNet is small on purpose, since one that is at its start amplifies rounding so much at the
-    usual rate that after a few steps no two chips agree.
+    rate; that of a ResNet is small on purpose, and its blocks begin as the identity: at the usual rate, or with random
+    blocks, it amplifies rounding so much that after a few steps no two chips agree.
     """
 
     model: str
@@ -90,8 +90,9 @@ def _built(work: Work) -> tuple[nn.Module, torch.optim.Optimizer]:
     elif work.model == "vit":
         model = models.VisionTransformer(work.size, 8, depth=6, heads=4, width=192, hidden=768, num_classes=1000)
     else:
-        model = {"resnet50": models.resnet50, "resnet18": models.resnet18}[work.model](1000)
-        return model, torch.optim.SGD(model.parameters(), lr=work.rate or 1e-4, momentum=0.9, weight_decay=1e-4)
+        make = models.resnet50 if work.model == "resnet50" else models.resnet18
+        model = make(1000, zero_init_residual=True)
+        return model, torch.optim.SGD(model.parameters(), lr=work.rate or 1e-3, momentum=0.9, weight_decay=1e-4)
     return model, torch.optim.AdamW(model.parameters(), lr=work.rate or 5e-4, betas=(0.9, 0.95), weight_decay=0.1)
 
 

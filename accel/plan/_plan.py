@@ -187,11 +187,15 @@ class _Family:
         if growth is not None:
             by_growth = growth
 
+            taken = self._allocator.taken
+
             def foretold(batch: int) -> bool:
                 return _fits(by_growth.at(batch), self._allocator, limit)
 
-            answer = largest(foretold, self._batch, most=MOST).good
-            checked, taken = answer or self._batch, self._allocator.taken
+            # What is live is quick to foretell and bounds what an allocator makes of it, which is a little less.
+            bound = largest(lambda batch: by_growth.at(batch).peak(taken) <= limit, self._batch, most=MOST).good
+            answer = None if bound is None else largest(foretold, max(1, bound - bound // 32), most=bound).good
+            checked = answer or self._batch
             if self.at(checked).peak(taken) == by_growth.at(checked).peak(taken):
                 return answer
         return largest(traced, self._batch, most=MOST).good

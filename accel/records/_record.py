@@ -174,6 +174,34 @@ class Prediction:
 
 
 @dataclass(frozen=True)
+class PlannedStep:
+    """Memory of one device for a training step that never ran, in bytes; see `accel.plan.Plan`."""
+
+    parameters: Figure
+    gradients: Figure
+    optimizer: Figure
+    activations: Figure
+    workspace: Figure
+    peak: Figure
+    peak_allocated: Figure
+    peak_reserved: Figure
+    fits: bool | None
+    largest_batch: Figure
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """What `accel.plan` said of a step, with and without recomputed activations."""
+
+    allocator: str
+    capacity: Figure
+    headroom: Figure
+    plain: PlannedStep
+    checkpointed: PlannedStep
+    saved_by_accumulation: Figure
+
+
+@dataclass(frozen=True)
 class Efficiency:
     """Work counted by tracing the step, an image, and the share of the chip's dense peak that it came to."""
 
@@ -206,6 +234,7 @@ class Record:
     protocol: Protocol
     results: Results
     prediction: Prediction | None = None  # only where the origin is "predicted"
+    plan: MemoryPlan | None = None  # only where the origin is "predicted"
     efficiency: Efficiency | None = None
     sources: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -231,7 +260,7 @@ def _singular(unit: str) -> str:
     return unit.removesuffix("es") if unit.endswith("ches") else unit.removesuffix("s")
 
 
-_OPTIONAL = frozenset({"origin", "reason", "prediction", "efficiency"})  # absent from the file where None
+_OPTIONAL = frozenset({"origin", "reason", "prediction", "plan", "efficiency"})  # absent from the file where None
 _OPTIONAL_LISTS = frozenset({"sources"})  # absent from the file where empty
 
 

@@ -114,9 +114,13 @@ class RankPool:
             raise RankFailure(failed)
         return [end.value for end in ended]
 
-    def outcomes(self, fn: Callable[..., Any], *args: Any, timeout: float = 60.0) -> list[Outcome]:
-        """Like `run`, but say how each rank ended; a rank is waited for until `timeout` whatever the others do."""
-        return self._run(fn, args, timeout, after_failure=timeout)
+    def outcomes(
+        self, fn: Callable[..., Any], *args: Any, timeout: float = 60.0, after_failure: float | None = None
+    ) -> list[Outcome]:
+        """Like `run`, but say how each rank ended; a rank is waited for until `timeout` whatever the others do, or for
+        `after_failure` seconds once one of them has failed.
+        """
+        return self._run(fn, args, timeout, timeout if after_failure is None else after_failure)
 
     def close(self) -> None:
         """End all ranks and what they started."""

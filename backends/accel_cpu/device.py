@@ -16,8 +16,8 @@ from accel.eager import EagerDevice, foreign_generator
 from accel.errors import ArgumentError
 from accel_cpu.memory import total_memory
 
-HOST = torch.device("cpu")
 RAPL = Path("/sys/class/powercap")  # running average power limit: an energy counter for each processor package
+HOST = torch.device("cpu")
 
 
 class CpuDevice(EagerDevice):

@@ -29,6 +29,10 @@ class XlaNumerics(Numerics):
     """The precision of matrix products, and torch's determinism."""
 
     device_type = "xla"
+    not_deterministic = (
+        "torch's switch does not reach XLA: one graph on one kind of chip repeats its numbers, and another graph, "
+        "version or number of devices may not"
+    )
     widened = "AutocastXLA", ("softmax.int", "log_softmax.int", "layer_norm", "group_norm")
 
     def snapshot(self) -> tuple[str, bool]:

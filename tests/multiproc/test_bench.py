@@ -153,6 +153,16 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OMP_NUM_THREADS": "1"}
 
 
+def test_a_vit_is_trained_at_the_size_asked_for(tmp_path: Path) -> None:
+    path = _bench(str(tmp_path), model="vit_b_16", batch=2, steps=1)
+    assert path is not None
+    record = records.read(path)
+    assert record.benchmark == "vit_b_16"
+    assert record.workload.parameters.value == 85_658_890  # 10 classes, 4 patches of 32 px
+    assert record.efficiency is not None
+    assert record.efficiency.flops_training.value
+
+
 def _scale(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     small = ["--model", "resnet18", "--batch", "2", "--steps", "1", "--repeats", "2", "--out", str(tmp_path / "out")]
     command = [sys.executable, "-m", "accel", "bench", "resnet50", *small, *arguments]
