@@ -115,17 +115,20 @@ class Work:
                     self._await(handle, end, limit)
                 self._watch.settled(left)
             self._result = self._finish()
-        except RuntimeError:
+        except RuntimeError as raised:
             try:
                 with translated(self._watch.describe, self._watch.check_abort, self._watch.fault):
                     raise
-            except CollectiveError as known:
+            except CollectiveError as found:
+                # The fabric's own limit is the session's, and it may be the first to notice: said like accel's.
+                theirs = isinstance(found, CollectiveTimeout) and found is not raised
+                known = self._watch.timed_out(limit) if theirs else found
                 self._watch.over(type(known).__name__)
                 if self._handle is not None and not self._handle.done():
                     self._watch.left_hanging()
                 if not isinstance(known, CollectiveTimeout):
                     self._error = known
-                raise
+                raise known from (raised if theirs else known.__cause__)
         self._over = True
         self._handle = None
         self._watch.over("")
