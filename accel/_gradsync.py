@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.distributed import DistError
 
+from accel._buckets import BUCKET
 from accel._checks import GRADIENTS
 from accel._flight import Entry
 from accel._signature import Signature
@@ -146,6 +147,7 @@ class DDPSync(GradSync):
             process_group=self._group(),
             find_unused_parameters=unused_parameters,
             gradient_as_bucket_view=True,
+            bucket_cap_mb=BUCKET / 2**20,
             **NO_BUFFERS_IN_FORWARD,
         )
         self._broadcast(list(model.buffers()))

@@ -86,13 +86,20 @@ def move(dtype: torch.dtype, dtypes: frozenset[torch.dtype]) -> Plan:
     """Plan for moving `dtype` unchanged where the fabric carries `dtypes`."""
     if dtype in dtypes:
         return Plan(native("carried by the fabric as it is"))
+    if dtype in _COMPLEX and dtype.to_real() in dtypes:
+        return Plan(
+            emulated("as pairs of real numbers"),
+            encode=torch.view_as_real,
+            decode=lambda w, _: torch.view_as_complex(w),
+        )
     if torch.uint8 not in dtypes:
         return _refused(f"the fabric carries neither {_name(dtype)} nor bytes")
     if dtype not in DTYPES:
         return _refused(f"{_name(dtype)} is not a plain dtype; convert it first", TensorError)
     return Plan(
         emulated("carried as bytes"),
-        encode=lambda t: t.unsqueeze(-1).view(torch.uint8),
+        # a copy: a lazy device would run again what is written into a view of another dtype (torch_xla 2.9)
+        encode=lambda t: t.unsqueeze(-1).view(torch.uint8).clone(),
         decode=lambda w, _: w.view(dtype).squeeze(-1),
     )
 

@@ -37,6 +37,7 @@ class Transport(ABC):
     """Tensor operations between the ranks of a group. `group` is what `new_group` returned, or None for all ranks."""
 
     blocks: ClassVar[bool] = True  # whether waiting blocks the host (gloo); False where it orders streams (nccl, hccl)
+    fuses: ClassVar[bool] = False  # whether `all_reduce` of many tensors costs no copies, as where a graph fuses them
     name: str  # the fabric's name: "gloo", "nccl", "hccl", "xla"
     native_dtypes: frozenset[torch.dtype]  # carried as they are
     native_reductions: Mapping[str, frozenset[torch.dtype]]  # reduce op -> dtypes reduced as they are
