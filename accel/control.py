@@ -172,9 +172,8 @@ class ControlPlane:
         gone = [rank for rank in self.watcher.left(ranks) if self.position(rank, group) < number]
         if gone:
             text = (
-                f"{named(gone)} closed {'its session' if len(gone) == 1 else 'their sessions'} or ended before number "
-                f"{number} of group {group!r}, in which rank {self.rank} would wait {limit:.3g} s for it: let every "
-                "rank make the same calls"
+                f"{named(gone)} closed its session or ended before number {number} of group {group!r}, in which rank "
+                f"{self.rank} would wait {limit:.3g} s for it: let every rank make the same calls"
             )
             raise CollectiveTimeout(text + self.last_seen(gone) + self.hung(text))
 

@@ -81,3 +81,16 @@ def test_methods_that_are_bound_in_cpp_exist():
 
 def test_the_words_that_the_cuda_build_gives_for_out_of_memory_have_a_type():  # T49
     assert issubclass(torch.OutOfMemoryError, RuntimeError)
+
+
+def test_nccls_own_record_is_read_where_this_torch_has_one() -> None:
+    import torch
+
+    from accel_cuda.transport import CudaTransport
+
+    record = CudaTransport().flight_record()
+    if not hasattr(torch._C._distributed_c10d, "_dump_nccl_trace_json"):
+        assert record is None
+    else:
+        assert record["entries"] == []  # nothing has run
+        assert record["version"]

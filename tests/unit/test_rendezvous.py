@@ -56,7 +56,7 @@ def test_missing_local_rank_is_unknown_and_not_guessed():
 def test_one_error_lists_every_missing_or_bad_name_and_how_to_launch(environ, named):
     with pytest.raises(LaunchError) as caught:
         rendezvous.read(environ)
-    for text in (*named, "torchrun"):
+    for text in (*named, "accel launch --nproc"):
         assert text in str(caught.value)
     assert "\n" not in str(caught.value)
 
