@@ -4,6 +4,7 @@ sent.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ import torch
 from accel import _lowering
 from accel._launch import Group
 from accel._lowering import Plan
-from accel._tensors import check_tensor
+from accel._tensors import check_targets, check_tensor
 from accel.device import Device
 from accel.errors import ArgumentError
 from accel.transport import REDUCE_OPS, Transport
@@ -30,6 +31,11 @@ class Arguments:
     def tensor(self, value: Any, what: str) -> torch.Tensor:
         """`value` if it is a dense tensor on this rank's device. Raises `TensorError`."""
         return check_tensor(value, self._device.torch_device, what)
+
+    def targets(self, values: Sequence[Any], what: str) -> tuple[torch.dtype, ...]:
+        """The dtypes of `values` if each is a dense tensor on this rank's device that can hold a result."""
+        check_targets(values, self._device.torch_device, what)
+        return tuple([value.dtype for value in values])
 
     def reduction(self, op: str, dtype: torch.dtype, what: str) -> Plan:
         """How `dtype` is reduced. Raises `ArgumentError` for an unknown op, else what the plan says."""

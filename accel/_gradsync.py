@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.distributed import DistError
 
+from accel._buckets import BUCKET
 from accel._checks import GRADIENTS
 from accel._flight import Entry
 from accel._signature import Signature
@@ -30,6 +31,8 @@ BUFFER_POLICIES = ("rank0", "mean", "local")
 
 # Words by which a fabric's own errors are told from those of the user's graph; gloo raises plain RuntimeErrors.
 FABRIC = ("gloo", "NCCL", "HCCL", "Connection closed by peer", "Connection reset by peer")
+
+_UNMADE = object()  # the group for gradients, before the first model is wrapped
 
 # DDP broadcasts buffers in forward, which hangs an evaluation on one rank (T44). torch 2.13 renamed the switch.
 _SWITCH = "forward_sync_buffers"
@@ -129,6 +132,7 @@ class DDPSync(GradSync):
         self._names: dict[int, str] = {}
         self._collective: Collective = backend.collective
         self._models: list[_Synced] = []
+        self._gradients: Any = _UNMADE
         self._entry: Entry | None = None  # of this step's reduction, from the backward that runs it to `finish`
         self._signatures: dict[tuple[int, ...], Signature] = {}  # by the models that it reduces
 
@@ -140,14 +144,22 @@ class DDPSync(GradSync):
         ddp = nn.parallel.DistributedDataParallel(
             model,
             device_ids=None if device.index is None else [device.index],  # CPU modules take none (T45)
+            process_group=self._group(),
             find_unused_parameters=unused_parameters,
             gradient_as_bucket_view=True,
+            bucket_cap_mb=BUCKET / 2**20,
             **NO_BUFFERS_IN_FORWARD,
         )
         self._broadcast(list(model.buffers()))
         self._models.append(_Synced(ddp, buffers, unused_parameters))
         self._names.update({id(p): name for name, p in model.named_parameters()})
         return ddp
+
+    def _group(self) -> Any:
+        """The fabric's group for gradients; None: that of all ranks."""
+        if self._gradients is _UNMADE:
+            self._gradients = self._transport.gradient_group(self._collective.timeout)
+        return self._gradients
 
     def _broadcast(self, tensors: list[torch.Tensor]) -> None:
         filled = [t.detach() for t in tensors if t.numel()]

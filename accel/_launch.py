@@ -8,15 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
 
+from accel._buckets import buckets
 from accel._checks import Checker
 from accel._flight import Entry
 from accel._lowering import Plan
 from accel._signature import Signature
-from accel._tensors import dense, joined
+from accel._tensors import dense, flat, joined, write_back
 from accel._timeout import countdown, seconds
 from accel._wait import HandleSet, poll, translated
 from accel._words import named
@@ -76,22 +78,25 @@ class Launcher:
         limit = self.timeout if call.timeout is None else seconds(call.timeout)
         left = countdown(limit)
         self.require_joined()
-        self.drain(call.tensors)
+        if self._pending:
+            self.drain(call.tensors)
         watch = CallWatch(self, call)
         checker = call.group.checker
         if checker is not None:
             watch.begin(checker, left)
-        if call.group.size == 1 or not any(t.numel() for t in call.tensors):
-            with torch.no_grad():
-                result = alone()
+        if len(call.group.ranks) == 1 or not any(map(torch.Tensor.numel, call.tensors)):
+            result = alone()
             watch.over("")
             return Work(None, lambda: result, call.tensors, watch, limit)
         try:
-            with translated(watch.describe, watch.last_words, watch.fault), torch.no_grad():
-                handle, finish = start()
-        except CollectiveError as error:
-            watch.over(type(error).__name__)
-            raise
+            handle, finish = start()
+        except RuntimeError:  # no context manager where nothing fails: each costs as much as a small reduction's launch
+            try:
+                with translated(watch.describe, watch.last_words, watch.fault):
+                    raise
+            except CollectiveError as known:
+                watch.over(type(known).__name__)
+                raise
         work = Work(handle, finish, call.tensors, watch, limit)
         if call.async_op:
             self._pending.append(work)
@@ -110,27 +115,53 @@ class Launcher:
     def fused(
         self, plans: Sequence[Plan], call: Call, send: Callable[[list[torch.Tensor], str], Handle], result: Any
     ) -> Start:
-        """An in-place operation on many tensors: one launch for each pair of dtype and reduction on the wire."""
+        """An in-place operation on many tensors of few dtypes, each dtype in as few launches as `accel._buckets` plans.
+
+        `plans` are those of `call.tensors`; tensors of one dtype have the same.
+        """
+        if self.transport.fuses and len(plans) > 1:
+            return partial(self._listed, plans, call, send, result)
 
         def start() -> tuple[Handle, Callable[[], Any]]:
-            targets = [t.detach() for t in call.tensors]
-            wires = [encoded(plan, target) for plan, target in zip(plans, targets, strict=True)]
-            launches: dict[tuple[torch.dtype, str], list[torch.Tensor]] = {}
-            for plan, wire in zip(plans, wires, strict=True):
-                if wire.numel():
-                    launches.setdefault((wire.dtype, plan.op), []).append(wire)
-            handles = [send(together, op) for (_, op), together in launches.items()]
+            begun = []
+            for plan, targets in bucketed(plans, call.tensors):
+                values = targets[0] if len(targets) == 1 else flat(targets)
+                begun.append((plan, targets, encoded(plan, values)))
+            handles = [send([wire], plan.op) for plan, _, wire in begun]
 
             def finish() -> Any:
-                for plan, wire, target in zip(plans, wires, targets, strict=True):
+                for plan, targets, wire in begun:
                     values = decoded(plan, wire, call.group.size)
-                    if values is not target:
-                        target.copy_(values)
+                    if len(targets) > 1:
+                        write_back(values, targets)
+                    elif values is not targets[0]:
+                        targets[0].copy_(values)
                 return result
 
             return handles[0] if len(handles) == 1 else HandleSet(handles), finish
 
         return start
+
+    def _listed(
+        self, plans: Sequence[Plan], call: Call, send: Callable[[list[torch.Tensor], str], Handle], result: Any
+    ) -> tuple[Handle, Callable[[], Any]]:
+        """The same where the fabric fuses lists itself: one launch for each pair of dtype and reduction on the wire."""
+        targets = [t.detach() for t in call.tensors]
+        wires = [encoded(plan, target) for plan, target in zip(plans, targets, strict=True)]
+        launches: dict[tuple[torch.dtype, str], list[torch.Tensor]] = {}
+        for plan, wire in zip(plans, wires, strict=True):
+            if wire.numel():
+                launches.setdefault((wire.dtype, plan.op), []).append(wire)
+        handles = [send(together, op) for (_, op), together in launches.items()]
+
+        def finish() -> Any:
+            for plan, wire, target in zip(plans, wires, targets, strict=True):
+                values = decoded(plan, wire, call.group.size)
+                if values is not target:
+                    target.copy_(values)
+            return result
+
+        return handles[0] if len(handles) == 1 else HandleSet(handles), finish
 
     def drain(self, tensors: Sequence[torch.Tensor] | None) -> None:
         """Complete operations that are over, and those that share memory with `tensors` (None: all): users may drop a
@@ -267,6 +298,21 @@ class CallWatch:
             device.synchronize()
 
 
+def bucketed(plans: Sequence[Plan], tensors: Sequence[torch.Tensor]) -> list[tuple[Plan, list[torch.Tensor]]]:
+    """What is launched together, in order: tensors of one dtype, and the plan for it; without those that are empty."""
+    if len(tensors) == 1:
+        return [(plans[0], [tensors[0].detach()])]
+    kinds: dict[torch.dtype, tuple[Plan, list[torch.Tensor]]] = {}
+    for plan, t in zip(plans, tensors, strict=True):
+        if t.numel():
+            kinds.setdefault(t.dtype, (plan, []))[1].append(t.detach() if t.requires_grad else t)
+    return [
+        (plan, [members[index] for index in bucket])
+        for plan, members in kinds.values()
+        for bucket in buckets([t.nbytes for t in members])
+    ]
+
+
 def fused_broadcast(transport: Transport, wires: list[torch.Tensor], root: int, group: Any) -> Handle:
     """One broadcast of `wires`, which have one dtype."""
     if len(wires) == 1:
@@ -277,7 +323,8 @@ def fused_broadcast(transport: Transport, wires: list[torch.Tensor], root: int, 
 
 def encoded(plan: Plan, values: torch.Tensor) -> torch.Tensor:
     """The contiguous wire tensor of `values`; `values` itself where nothing needs to change."""
-    return plan.encode(dense(values)).contiguous() if plan.encode else dense(values)
+    wire = dense(values)
+    return plan.encode(wire).contiguous() if plan.encode else wire
 
 
 def decoded(plan: Plan, wire: torch.Tensor, size: int) -> torch.Tensor:

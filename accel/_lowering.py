@@ -86,6 +86,12 @@ def move(dtype: torch.dtype, dtypes: frozenset[torch.dtype]) -> Plan:
     """Plan for moving `dtype` unchanged where the fabric carries `dtypes`."""
     if dtype in dtypes:
         return Plan(native("carried by the fabric as it is"))
+    if dtype in _COMPLEX and dtype.to_real() in dtypes:
+        return Plan(
+            emulated("as pairs of real numbers"),
+            encode=torch.view_as_real,
+            decode=lambda w, _: torch.view_as_complex(w),
+        )
     if torch.uint8 not in dtypes:
         return _refused(f"the fabric carries neither {_name(dtype)} nor bytes")
     if dtype not in DTYPES:

@@ -32,6 +32,8 @@ def check_in_place(tensor: torch.Tensor, what: str) -> None:
             f"{what} writes into its tensor, which is a leaf that requires grad; "
             "pass tensor.detach() or use torch.no_grad()"
         )
+    if tensor.is_contiguous():
+        return
     span = 1 if tensor.numel() else 0
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1:
@@ -41,6 +43,19 @@ def check_in_place(tensor: torch.Tensor, what: str) -> None:
                     f"{list(tensor.stride())} share memory (expanded?); pass tensor.contiguous() and use the result"
                 )
             span = stride * (size - 1) + span
+
+
+def check_targets(values: Sequence[object], device: torch.device, what: str) -> None:
+    """`check_tensor` and `check_in_place` of each. Most pass every check at a glance, and there may be hundreds."""
+    for value in values:
+        if not (
+            isinstance(value, torch.Tensor)
+            and value.layout is torch.strided
+            and value.device == device
+            and value.is_contiguous()
+            and not value.requires_grad
+        ):
+            check_in_place(check_tensor(value, device, what), what)
 
 
 def check_rows(tensor: torch.Tensor, parts: int, what: str) -> None:
@@ -53,15 +68,24 @@ def check_rows(tensor: torch.Tensor, parts: int, what: str) -> None:
 
 def dense(values: torch.Tensor) -> torch.Tensor:
     """`values` itself where it is contiguous, else a contiguous copy."""
-    return values.resolve_conj().resolve_neg().contiguous()
+    if values.is_conj() or values.is_neg():
+        values = values.resolve_conj().resolve_neg()
+    return values if values.is_contiguous() else values.contiguous()
 
 
 def joined(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Callable[[], None]]:
     """One flat tensor holding `tensors` of one dtype, and the function that writes it back into them."""
-    flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+    values = flat(tensors)
+    return values, lambda: write_back(values, tensors)
 
-    def unpack() -> None:
-        parts = torch.split(flat, [tensor.numel() for tensor in tensors])
-        torch._foreach_copy_(list(tensors), [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)])
 
-    return flat, unpack
+def flat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """A new one-dimensional tensor of the elements of `tensors`, which have one dtype and any strides."""
+    return torch.cat([t if t.dim() == 1 else t.reshape(-1) for t in tensors])
+
+
+def write_back(values: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
+    """Write `values`, laid out as by `flat`, into `tensors`."""
+    parts = torch.split(values, [t.numel() for t in tensors])
+    shaped = [part if t.dim() == 1 else part.view(t.shape) for part, t in zip(parts, tensors, strict=True)]
+    torch._foreach_copy_(list(tensors), shaped)

@@ -108,26 +108,37 @@ class Work:
         if self._error is not None:
             raise self._error
         try:
-            with translated(self._watch.describe, self._watch.check_abort, self._watch.fault), torch.no_grad():
-                if self._handle is not None:
-                    self._await(self._handle, left, limit)
-                    self._watch.settled(left)
-                self._result = self._finish()
-        except CollectiveError as error:
-            self._watch.over(type(error).__name__)
-            if self._handle is not None and not self._handle.done():
-                self._watch.left_hanging()
-            if not isinstance(error, CollectiveTimeout):
-                self._error = error
-            raise
+            handle = self._handle
+            if handle is not None:
+                if not handle.wait(min(SLICE, left)):
+                    self._await(handle, left, limit)
+                self._watch.settled(left)
+            self._result = self._finish()
+        except RuntimeError:
+            try:
+                with translated(self._watch.describe, self._watch.check_abort, self._watch.fault):
+                    raise
+            except CollectiveError as known:
+                self._watch.over(type(known).__name__)
+                if self._handle is not None and not self._handle.done():
+                    self._watch.left_hanging()
+                if not isinstance(known, CollectiveTimeout):
+                    self._error = known
+                raise
         self._over = True
         self._handle = None
         self._watch.over("")
 
     def _await(self, handle: Handle, left: float, limit: float) -> None:
-        end = time.monotonic() + left
+        """Go on after the first slice of a wait of `left` seconds."""
+        end = time.monotonic() + left - SLICE
+
+        def look() -> None:
+            self._watch.slow(max(end - time.monotonic(), SLICE))
+
         try:
-            finished = wait_sliced(handle, left, lambda: self._watch.slow(max(end - time.monotonic(), SLICE)))
+            look()
+            finished = left > SLICE and wait_sliced(handle, end - time.monotonic(), look)
         except CollectiveMismatch:
             poll(handle.done, _DRAIN, lambda: None)
             raise

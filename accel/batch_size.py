@@ -96,7 +96,7 @@ def find_batch_size(
     search = _Search(step, backend, session, budget, guarded, repeats)
     try:
         if search.rehearsal is not None and search.rehearsal.dry:
-            search.warm_up(start, least)
+            search.warm_up(start)
         found = largest(search.fits, start, least=least, most=MOST if most is None else most)
     finally:
         search.end()
@@ -133,13 +133,13 @@ class _Search:
             return False
         return self._try(batch)
 
-    def warm_up(self, start: int, least: int) -> None:
-        """Let DDP make its final buckets, at the first batch from `start` down that fits beside its first ones."""
-        batch = start
+    def warm_up(self, start: int) -> None:
+        """Let DDP make its final buckets, at a batch that fits beside its first ones: from half of `start` down."""
+        batch = max(1, start // 2)
         while not self._try(batch):
-            if batch == least:
-                raise BatchSizeError(f"find_batch_size(): not even a batch of {least} fits; {_history(self.trials)}")
-            batch = max(batch // 2, least)
+            if batch == 1:
+                raise BatchSizeError(f"find_batch_size(): not even a batch of 1 fits; {_history(self.trials)}")
+            batch //= 2
         self.trials.clear()
 
     def end(self) -> None:

@@ -272,10 +272,10 @@ class Collective:
         self, kind: str, tensors: list[Any], result: Any, op: str, group: Group | None, async_op: bool, timeout: Time
     ) -> Work:
         members = self._args.member(group)
-        for t in tensors:
-            check_in_place(self._args.tensor(t, kind), kind)
-        plans = [self._args.reduction(op, t.dtype, kind) for t in tensors]
-        signature = Signature(kind, op, tuple(t.dtype for t in tensors), tuple(t.shape for t in tensors))
+        dtypes = self._args.targets(tensors, kind)
+        planned = {dtype: self._args.reduction(op, dtype, kind) for dtype in dict.fromkeys(dtypes)}
+        plans = [planned[dtype] for dtype in dtypes]
+        signature = Signature(kind, op, dtypes, tuple([t.shape for t in tensors]))
         call = Call(signature, tensors, members, async_op, timeout)
 
         def send(wires: list[torch.Tensor], wire_op: str) -> Handle:
@@ -287,11 +287,11 @@ class Collective:
         self, kind: str, tensors: list[Any], result: Any, src: int, group: Group | None, async_op: bool, timeout: Time
     ) -> Work:
         members = self._args.member(group)
-        for t in tensors:
-            check_in_place(self._args.tensor(t, kind), kind)
-        plans = [self._args.move(t.dtype, kind) for t in tensors]
+        dtypes = self._args.targets(tensors, kind)
+        planned = {dtype: self._args.move(dtype, kind) for dtype in dict.fromkeys(dtypes)}
+        plans = [planned[dtype] for dtype in dtypes]
         root = self._args.peer(src, "src", members)
-        signature = Signature(kind, "", tuple(t.dtype for t in tensors), tuple(t.shape for t in tensors), root)
+        signature = Signature(kind, "", dtypes, tuple([t.shape for t in tensors]), root)
         call = Call(signature, tensors, members, async_op, timeout)
 
         def send(wires: list[torch.Tensor], _: str) -> Handle:

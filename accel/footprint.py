@@ -80,9 +80,13 @@ class Recorder(Tracker):
     """
 
     def __init__(
-        self, device_type: str, models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]
+        self,
+        device_type: str,
+        models: Sequence[nn.Module],
+        optimizers: Sequence[torch.optim.Optimizer],
+        fake: bool = False,
     ) -> None:
-        super().__init__(device_type)
+        super().__init__(device_type, fake)
         self._models = models
         self._optimizers = optimizers
         self._kinds: dict[int, str] = {}

@@ -129,6 +129,12 @@ class Memory(ABC):
             isinstance(exc, RuntimeError) and any(text in str(exc) for text in (*OOM_TEXTS, *self.oom_texts))
         )
 
+    def summary(self, index: int | None = None) -> str:
+        """The figures of device `index` (default: current) as a table in plain text, with sources or reasons."""
+        from accel import _memory_summary
+
+        return _memory_summary.text(self, index)
+
     @contextlib.contextmanager
     def track(self, index: int | None = None) -> Iterator[Tracked]:
         """Measure a block on device `index` (default: current): what comes from `with` is filled in when it ends.

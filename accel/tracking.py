@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -23,9 +24,11 @@ class Tracker(TorchDispatchMode):
     touches is not known.
     """
 
-    def __init__(self, device_type: str) -> None:
+    def __init__(self, device_type: str, fake: bool = False) -> None:
+        """fake: count fake tensors, and not real ones."""
         super().__init__()  # type: ignore[no-untyped-call]
         self._type = device_type
+        self._fake = fake
         self._known: dict[int, tuple[weakref.ref[Any], int]] = {}  # by the storage's id: what says that it is gone
         self.extra: dict[int, int] = {}  # bytes that a storage has on the device planned for and not on this one
         self.sizes: list[int] = []  # bytes, by the storage's number in order of appearance
@@ -76,8 +79,10 @@ class Tracker(TorchDispatchMode):
         return out
 
     def _see(self, tensor: torch.Tensor, made: bool) -> int | None:
-        if tensor.device.type != self._type or tensor.layout is not torch.strided:
-            return None  # another device's, or of a layout whose storages are its parts'
+        if tensor.device.type != self._type or isinstance(tensor, FakeTensor) is not self._fake:
+            return None
+        if tensor.layout is not torch.strided:  # its parts have the storages
+            return None
         storage = tensor.untyped_storage()
         key, size = id(storage), storage.nbytes()
         known = self._known.get(key)

@@ -37,6 +37,7 @@ class Transport(ABC):
     """Tensor operations between the ranks of a group. `group` is what `new_group` returned, or None for all ranks."""
 
     blocks: ClassVar[bool] = True  # whether waiting blocks the host (gloo); False where it orders streams (nccl, hccl)
+    fuses: ClassVar[bool] = False  # whether `all_reduce` of many tensors costs no copies, as where a graph fuses them
     name: str  # the fabric's name: "gloo", "nccl", "hccl", "xla"
     native_dtypes: frozenset[torch.dtype]  # carried as they are
     native_reductions: Mapping[str, frozenset[torch.dtype]]  # reduce op -> dtypes reduced as they are
@@ -87,6 +88,12 @@ class Transport(ABC):
     @abstractmethod
     def new_group(self, ranks: Sequence[int], timeout: float) -> Any:
         """A sub-group; called by every rank of the world in the same order."""
+
+    def gradient_group(self, timeout: float) -> Any:
+        """A further group of all ranks for the reductions inside backward, where one costs no device memory: nothing
+        else can then pair with a gradient. None: they share the group of all ranks. Called by every rank, once.
+        """
+        return None
 
     def recording(self) -> AbstractContextManager[None]:
         """On a lazy device: operations inside become part of the graph that is being recorded, which `cut` runs.

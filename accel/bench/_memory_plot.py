@@ -42,10 +42,7 @@ def draw(course: Course, allocator: Allocator, path: Path, title: str, lines: di
     axes.stackplot(events, *stacked, labels=KINDS, colors=COLORS, step="post", linewidth=0)
     for style, (label, level) in zip(("--", ":", "-."), lines.items(), strict=False):
         axes.axhline(level / GIB, color="black", linestyle=style, linewidth=1, label=label)
-    for index, (before, after) in enumerate(zip(course.phases, course.phases[1:], strict=False), 1):
-        if before != after and {before, after} == {"forward", "backward"} and course.phases[index:].count("backward"):
-            axes.axvline(index, color="grey", linewidth=0.5, alpha=0.5)
     axes.set(title=title, xlabel="tensors made and freed, in order", ylabel="memory (GiB)")
     axes.margins(x=0)
-    axes.legend(loc="upper right", fontsize="small", reverse=True)
+    canvas.legend(loc="outside lower center", ncols=len(KINDS) + len(lines), fontsize="small", frameon=False)
     canvas.savefig(path)

@@ -251,6 +251,64 @@ def aot_table(
 
 
 @app.command()
+def collectives(
+    nproc: Annotated[int, typer.Option(help="Ranks to start on this host; under a launcher, what it started.")] = 2,
+    op: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send_recv or all; repeatable."
+        ),
+    ] = None,
+    dtype: Annotated[list[str] | None, typer.Option(help="A dtype of torch, such as bfloat16; repeatable.")] = None,
+    redop: Annotated[list[str] | None, typer.Option(help="sum, mean, min, max or product; repeatable.")] = None,
+    min_bytes: Annotated[str, typer.Option(help="Smallest size.")] = "8",
+    max_bytes: Annotated[str, typer.Option(help="Largest size, as memory allows.")] = "1G",
+    factor: Annotated[int, typer.Option(help="From one size to the next.")] = 4,
+    calls: Annotated[int, typer.Option(help="Calls in a timed block, at most.")] = 20,
+    blocks: Annotated[int, typer.Option(help="Timed blocks of each row, at most.")] = 11,
+    warmup: Annotated[int, typer.Option(help="Untimed calls first.")] = 5,
+    seconds: Annotated[float, typer.Option(help="What a row may take; blocks shrink to fit, to 3 of one call.")] = 10.0,
+    bare: Annotated[bool, typer.Option(help="Time torch.distributed's own calls in between.")] = True,
+    coalescing: Annotated[int, typer.Option(help="Tensors of 1 KiB, apart and together; 0: none.")] = 100,
+    out: Annotated[
+        str, typer.Option(help="Folder for the record, or a file that ends in .json.")
+    ] = "results/collectives",
+    plot: Annotated[bool, typer.Option(help="Draw the figures beside the record; needs matplotlib.")] = True,
+) -> None:
+    """Time the collectives over a range of sizes, in nccl-tests' terms."""
+    import os
+
+    from accel.errors import ArgumentError
+
+    if nproc < 2:
+        raise ArgumentError(f"--nproc is {nproc}; expected at least 2, since nothing travels over one rank")
+    from accel.bench import _collective_rank, bandwidth
+    from accel.bench.collectives import Plan
+
+    named = tuple(op or ["all_reduce"])
+    plan = Plan(
+        operations=bandwidth.OPERATIONS if named == ("all",) else named,
+        dtypes=tuple(dtype or ["float32"]),
+        reductions=tuple(redop or ["sum"]),
+        smallest=bandwidth.parse_size(min_bytes),
+        largest=bandwidth.parse_size(max_bytes),
+        factor=factor,
+        calls=calls,
+        repeats=blocks,
+        warmup=warmup,
+        seconds=seconds,
+        bare=bare,
+        coalescing=coalescing,
+    )
+    asked = _collective_rank.Asked(plan, out, plot, shlex.join(["accel", *sys.argv[1:]]))
+    if "RANK" in os.environ:  # under a launcher, whose ranks run this command
+        raise typer.Exit(_collective_rank.run(asked))
+    from accel.cli.launch import launch
+
+    launch("accel.bench._collective_rank", [asked.to_json()], nproc=nproc, module=True)
+
+
+@app.command()
 def overhead(
     precision: Annotated[list[str] | None, typer.Option(help="fp32, bf16 or fp16; repeatable.")] = None,
     nproc: Annotated[int, typer.Option(help="Processes on this host; above 1 only the Session is compared.")] = 1,

@@ -68,7 +68,7 @@ def trace(
             parameter.grad = torch.empty_like(parameter)
         steps.step()
         steps.zero_grad(set_to_none=True)
-        with (_Masking if masks else Recorder)("cpu", [net], [steps]) as recorder:
+        with (_Masking if masks else Recorder)("cpu", [net], [steps], fake=True) as recorder:
             for _ in range(min(accumulate, 2)):
                 _backward(loss, net, batch)
             steps.step()

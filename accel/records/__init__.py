@@ -6,7 +6,7 @@ so that a laptop without an accelerator can read and compare records from anywhe
 
 from __future__ import annotations
 
-from accel.records._file import check, destination, read, schema, write
+from accel.records._file import check, destination, read, schema, write, write_text
 from accel.records._record import (
     ORIGINS,
     SCHEMA,
@@ -52,4 +52,5 @@ __all__ = [
     "schema",
     "unrun",
     "write",
+    "write_text",
 ]

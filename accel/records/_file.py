@@ -76,10 +76,14 @@ def write(record: Record, path: str | os.PathLike[str]) -> Path:
 
     Raises `RecordError` for a record that does not follow the schema, `ArgumentError` where `path` cannot be written.
     """
-    target = Path(path)
     data = record.to_plain()
     check(data, f"record {record.id!r}")
-    text = json.dumps(data, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+    return write_text(json.dumps(data, indent=1, allow_nan=False, ensure_ascii=False) + "\n", path)
+
+
+def write_text(text: str, path: str | os.PathLike[str]) -> Path:
+    """Write `text` to the file `path`, complete or not at all. Raises `ArgumentError` where it cannot be written."""
+    target = Path(path)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         draft = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")

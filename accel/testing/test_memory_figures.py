@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import pytest
@@ -147,3 +148,28 @@ def test_live_bytes_are_a_number_inside_a_block(backend: Any) -> None:
 )
 def test_every_vendors_words_for_out_of_memory_are_known(backend: Any, error: Exception, meaning: bool) -> None:  # T49
     assert backend.memory.is_oom(error) is meaning
+
+
+def test_the_summary_names_every_figure_with_its_source_or_reason(backend: Any) -> None:  # T48
+    text = backend.memory.summary()
+    stats = backend.memory.stats()
+    for figure in FIELDS:
+        (line,) = [line for line in text.splitlines() if line.startswith(f"{figure} ")]
+        assert ("unknown" in line) is (getattr(stats, figure) is None)
+    with pytest.raises(ArgumentError, match="index"):
+        backend.memory.summary(10_000)
+
+
+def test_a_snapshot_opens_in_torchs_memory_visualiser(backend: Any, tmp_path: Any) -> None:
+    needs(backend, "memory.snapshot")
+    from torch.cuda import _memory_viz
+
+    backend.memory.record_history()
+    try:
+        kept = mebibytes(backend, 3)
+        backend.memory.snapshot(tmp_path / "memory.pickle")
+    finally:
+        backend.memory.record_history(enabled=False)
+    found = pickle.loads((tmp_path / "memory.pickle").read_bytes())  # noqa: S301 - a file that this test has written
+    assert "MemoryViz" in _memory_viz.trace_plot(found, device=0)
+    assert "3.0MiB" in _memory_viz.trace(found) or kept.numel() == 3 * MIB

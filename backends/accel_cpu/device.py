@@ -17,6 +17,7 @@ from accel.errors import ArgumentError
 from accel_cpu.memory import total_memory
 
 RAPL = Path("/sys/class/powercap")  # running average power limit: an energy counter for each processor package
+HOST = torch.device("cpu")
 
 
 class CpuDevice(EagerDevice):
@@ -30,7 +31,7 @@ class CpuDevice(EagerDevice):
 
     @property
     def torch_device(self) -> torch.device:
-        return torch.device("cpu")
+        return HOST
 
     def current(self) -> int:
         return 0  # torch.cpu.current_device() is the string "cpu" (torch 2.13)

@@ -34,6 +34,9 @@ class CpuTransport(C10dTransport):
         "mean": frozenset(),
     }
 
+    def gradient_group(self, timeout: float) -> Any:
+        return self.new_group(range(dist.get_world_size()), timeout)
+
     def reduce_scatter(self, out: torch.Tensor, tensor: torch.Tensor, op: str, group: Any) -> Handle:
         # gloo's own is an all_reduce of a copy too, but its work ignores a timeout and is never completed (torch 2.13).
         everything = tensor.clone()

@@ -54,6 +54,7 @@ class XlaTransport(Transport):
     """Collectives between PJRT's replicas: threads of this process, processes, or both."""
 
     name = "xla"
+    fuses = True
     native_dtypes = _INTEGERS | _MOVED | {torch.bool}
     native_reductions: Mapping[str, frozenset[torch.dtype]] = {
         "sum": _INTEGERS | _SUMMED,
@@ -215,15 +216,17 @@ class XlaTransport(Transport):
 def _reduced(op: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """New tensors that hold the reduction of `tensors` over all ranks; a NaN on any rank reaches every rank.
 
-    torch_xla's form that writes in place misses a transposed view (2.9), and CPU's min and max drop a NaN.
+    torch_xla's form that writes in place misses a transposed view (2.9), and CPU's min and max drop a NaN: where one
+    was travels beside the values, in one operation, since PJRT's CPU client may run two independent ones of a program
+    in different order on two replicas, which hangs both (torch_xla 2.9).
     """
     if op not in ("min", "max") or not tensors[0].is_floating_point():
         wires = [tensor.clone() for tensor in tensors]
         xm.all_reduce(_XLA_OPS[op], wires, pin_layout=False)
         return wires
-    nothing = math.inf if op == "min" else -math.inf
-    wires = [torch.where(tensor.isnan(), torch.full_like(tensor, nothing), tensor) for tensor in tensors]
-    missing = [tensor.isnan().to(tensor.dtype) for tensor in tensors]
-    xm.all_reduce(_XLA_OPS[op], wires, pin_layout=False)
-    xm.all_reduce(xm.REDUCE_MAX, missing, pin_layout=False)
-    return [torch.where(m > 0, torch.full_like(w, math.nan), w) for w, m in zip(wires, missing, strict=True)]
+    signed = [-tensor if op == "min" else tensor for tensor in tensors]  # the least is minus the greatest of the minus
+    wires = [torch.where(values.isnan(), torch.full_like(values, -math.inf), values) for values in signed]
+    missing = [values.isnan().to(values.dtype) for values in signed]
+    xm.all_reduce(xm.REDUCE_MAX, [*wires, *missing], pin_layout=False)
+    kept = [torch.where(m > 0, torch.full_like(w, math.nan), w) for w, m in zip(wires, missing, strict=True)]
+    return [-values if op == "min" else values for values in kept]

@@ -61,6 +61,21 @@ with collective(timeout=60.0) as c:
 """
 
 
+FREEZE = """
+import os, signal, sys
+import accel
+import torch
+with accel.init(backend="cpu", timeout=4.0) as s:
+    with open(f"{sys.argv[1]}/{s.rank}", "w") as file:
+        file.write(str(os.getpid()))
+    c = s.backend.collective
+    c.all_reduce(torch.ones(2))
+    if s.rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    c.all_reduce(torch.ones(3))
+"""
+
+
 def _command(*args: str) -> list[str]:
     return [sys.executable, "-m", "accel", "launch", *args]
 
@@ -166,6 +181,19 @@ def test_a_host_whose_others_never_come_says_so(tmp_path: Path) -> None:  # T40
     assert code == 2, err
     assert "the hosts did not meet at --rendezvous localhost:" in err
     assert "within 2 s" in err
+
+
+def test_a_frozen_rank_is_named_and_nothing_runs_on(tmp_path: Path) -> None:  # T39
+    script = tmp_path / "freeze.py"
+    script.write_text(FREEZE)
+    quick = {"ACCEL_FLIGHT_DIR": str(tmp_path), "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "2"}
+    code, _, err = _end(_start("--nproc", "2", str(script), str(tmp_path), **quick))
+    assert code == 1, err
+    assert "rank 0 failed first: exit code 1" in err
+    assert "CollectiveTimeout" in err
+    assert "rank 1" in err
+    assert "all_reduce(op=sum, dtype=float32, shape=[3])" in err
+    _assert_no_orphans(tmp_path)
 
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])

@@ -238,6 +238,28 @@ def test_a_leftover_gradient_never_pairs_with_a_metric() -> None:  # T04
         assert "rank 1: all_reduce(op=sum, dtype=float32, shape=[72])" in end.text
 
 
+def _unchecked() -> tuple[str, float]:
+    metric = torch.ones(1)
+    try:
+        with accel.init(backend="cpu", timeout=3.0, check="off") as session:
+            model = nn.Linear(1, 1, bias=False)
+            model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+            for _ in range(3 - session.rank):
+                session.backward(model(torch.full((1, 1), 5.0)).sum())
+                session.step(optimizer)
+            session.backend.collective.all_reduce(metric)
+    except CollectiveError as error:
+        return str(error), metric.item()
+    return "nothing", metric.item()
+
+
+def test_a_gradient_and_a_metric_do_not_share_a_group_where_nothing_is_checked(pool: RankPool) -> None:  # T04
+    (left, _), (right, metric) = pool.run(_unchecked)
+    assert "timed out" in right
+    assert "nothing" not in (left, right)
+    assert metric == 1.0  # 3.5 would be a mean with the gradient, 6 a sum
+
+
 def _early_leave(what: str) -> str:
     with collective(timeout=20.0) as c:
         c.all_reduce(torch.ones(2))

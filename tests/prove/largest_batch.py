@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 import accel
 from accel import models, plan
 
-SIZE, CLASSES, RUNS, AROUND = 64, 10, 10, 24
+SIZE, CLASSES, RUNS, AROUND = 64, 10, 10, 40
 
 
 def optimizer(parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:

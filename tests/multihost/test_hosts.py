@@ -1,0 +1,53 @@
+"""A job over several hosts, each with its own agent, when a link, an agent or a rank fails, stops or is late."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+
+import pytest
+
+from tests.multihost.cluster import Cluster
+
+TIMEOUT = 6.0  # of the session, seconds
+MARGIN = 5.0  # seconds beyond it within which every survivor says what is wrong
+FOREVER = 10_000  # steps that no test waits for
+
+pytestmark = pytest.mark.timeout(280)
+
+
+def _break(job: Cluster, fault: str) -> None:
+    if fault == "cut":
+        job.hosts.cut(1)
+    elif fault == "stopped":
+        job.kill(job.pid(1), signal.SIGSTOP)
+    else:
+        job.kill(job.pid(1), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("fault", ["cut", "stopped", "killed"])
+def test_survivors_say_what_is_wrong_within_the_timeout(cluster: Callable[..., Cluster], fault: str) -> None:
+    job = cluster(2, steps=FOREVER, timeout=TIMEOUT)
+    job.launch()
+    job.reached(3)
+    since = time.time()
+    _break(job, fault)
+    job.until(lambda: any(line.startswith("error ") for line in job.news(0)), TIMEOUT + MARGIN + 5)
+    seconds, error = job.error(0, since)
+    assert seconds <= TIMEOUT + MARGIN, job.told()
+    assert error.startswith("Collective"), error
+    assert job.codes(60, 0)[0] != 0, job.told()
+
+
+def test_a_late_host_and_a_slow_link_are_waited_for(cluster: Callable[..., Cluster]) -> None:
+    job = cluster(3, steps=3, timeout=60.0)
+    job.hosts.shape(2, 500_000)  # bytes/s: each step's 400 kB take seconds
+    job.launch(0, 1)
+    time.sleep(5.0)
+    job.launch(2)
+    assert job.codes(150, 0, 1, 2) == [0, 0, 0], job.told()
+    for rank in range(3):
+        news = job.news(rank)
+        assert sorted(news[0].split()[1:]) == job.hosts.addresses
+        assert news[-1] == job.total()
