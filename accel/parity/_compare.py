@@ -27,7 +27,7 @@ SAME_RANKS = (
 
 @dataclass
 class Curve:
-    """Of one direction, over the steps: the largest difference, and the largest that was allowed."""
+    """Of one direction, over the steps: the largest difference, and what was allowed there."""
 
     differences: list[float] = field(default_factory=list)
     allowed: list[float] = field(default_factory=list)
@@ -58,7 +58,7 @@ class Comparison:
             if curve.differences:
                 at = max(range(len(curve.differences)), key=lambda step: curve.differences[step])
                 parts.append(
-                    f"{direction} {curve.differences[at]:.2g} at step {at + 1} (allowed up to {max(curve.allowed):.2g})"
+                    f"{direction} {curve.differences[at]:.2g} at step {at + 1} (allowed there {curve.allowed[at]:.2g})"
                 )
         said = f"they agree within the tolerance of {self._dtype}: largest differences {', '.join(parts)}"
         if self.blind_from is not None:
@@ -96,8 +96,9 @@ def compare(a: Trace, b: Trace, steps: int | None = None) -> Comparison:
         curve = Curve()
         for step in range(steps):
             seen = [pair for walk in walks for pair in walk.seen[direction][step]]
-            curve.differences.append(max((difference for difference, _ in seen), default=0.0))
-            curve.allowed.append(max((allowed for _, allowed in seen), default=0.0))
+            difference, allowed = max(seen, key=lambda pair: (pair[0], -pair[1]), default=(0.0, 0.0))
+            curve.differences.append(difference)
+            curve.allowed.append(allowed)
         curves[direction] = curve
     grown = [step for step in range(steps) if max(walk.grown[step] for walk in walks) > tolerance.BLIND]
     return Comparison(a, b, found[0] if found else None, curves, grown[0] + 1 if grown else None, tuple(_notes(a, b)))

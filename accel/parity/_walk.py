@@ -229,7 +229,9 @@ class _States:
         finite = np.where(np.isfinite(distance), distance, norms)
         parameters = [index for index, state in enumerate(states) if not state.buffer]
         self.total = _together(finite, norms, parameters)
-        self.layers = {layer: _together(finite, norms, indices) for layer, indices in by_layer.items()}
+        # Without the buffers, which are large beside parameters that begin at 0, and which no output comes from.
+        own = {layer: [index for index in indices if not states[index].buffer] for layer, indices in by_layer.items()}
+        self.layers = {layer: _together(finite, norms, indices) for layer, indices in own.items() if indices}
 
 
 def _together(distance: Array, norms: Array, indices: list[int]) -> float:

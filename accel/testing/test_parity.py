@@ -39,3 +39,17 @@ def test_dropout_masks_are_the_same_on_every_backend_and_differ_between_calls(st
     assert 0.35 < float(first.float().mean()) < 0.65
     # The bits of the first rows, whatever the backend and the version of torch.
     assert first[:2].int().tolist() == [[1, 1, 1, 0], [1, 1, 1, 1]]
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_running_variance_of_batchnorm_is_unbiased(start: Any, momentum: float | None) -> None:
+    expected, model = (torch.nn.BatchNorm2d(2, momentum=momentum) for _ in range(2))
+    session = start()
+    called = session.prepare(model)
+    for step in range(2):
+        x = torch.randn(3, 2, 1, 1, generator=torch.Generator().manual_seed(step))  # where n and n - 1 differ much
+        expected(x)
+        called(x.to(session.device))
+        session.backend.device.flush()
+    torch.testing.assert_close(session.unwrap(called).running_var.cpu(), expected.running_var)
+    torch.testing.assert_close(session.unwrap(called).running_mean.cpu(), expected.running_mean)
