@@ -22,6 +22,7 @@ SETTINGS = {
     "ACCEL_XLA_SPMD": "1: one process drives all XLA devices and the compiler splits each batch (SPMD); default 0",
     "ACCEL_NUM_THREADS": "CPU threads of each process; default: cores // local world size",
     "ACCEL_AOT_PYTHON": "Python with jax and libtpu, for compilation ahead of time; default: the one that runs",
+    "ACCEL_FLIGHT_DIR": "folder for flight records; default: accel-flight-RUN among this host's temporary files",
     "ACCEL_LOG_LEVEL": "level of the `accel` logger: DEBUG, INFO, WARNING (default) or ERROR",
     # Of `accel emulate npu`, which sets most of them; the emulated libraries read them.
     "ACCEL_EMULATE_NPU_CACHE": "folder that the compiled emulator is kept in",

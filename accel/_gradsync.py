@@ -16,10 +16,14 @@ import torch
 from torch import nn
 from torch.distributed import DistError
 
+from accel._checks import GRADIENTS
+from accel._flight import Entry
+from accel._signature import Signature
 from accel._wait import failure
+from accel._words import named
 from accel.backend import Backend
 from accel.collective import Collective
-from accel.control import ControlPlane, named
+from accel.control import ControlPlane
 from accel.errors import CollectiveError, CollectiveTimeout, ModelError
 
 BUFFER_POLICIES = ("rank0", "mean", "local")
@@ -125,6 +129,8 @@ class DDPSync(GradSync):
         self._names: dict[int, str] = {}
         self._collective: Collective = backend.collective
         self._models: list[_Synced] = []
+        self._entry: Entry | None = None  # of this step's reduction, from the backward that runs it to `finish`
+        self._signatures: dict[tuple[int, ...], Signature] = {}  # by the models that it reduces
 
     def wrap(self, model: nn.Module, *, buffers: str, unused_parameters: bool) -> nn.Module:
         if not any(p.requires_grad for p in model.parameters()):
@@ -155,6 +161,14 @@ class DDPSync(GradSync):
             synced.again = False
 
     def backward(self, loss: torch.Tensor) -> None:
+        if self._entry is None:
+            reducing = tuple(
+                at
+                for at, one in enumerate(self._models)
+                if one.ddp.require_backward_grad_sync and one.forwards > one.reduced
+            )
+            if reducing:
+                self._entry = self._collective.reduce_gradients(self._signature(reducing))
         try:
             loss.backward()
         except RuntimeError as error:
@@ -170,16 +184,40 @@ class DDPSync(GradSync):
         meaning = self._transport.fault(error)
         if meaning is None and not isinstance(error, DistError) and not any(word in str(error) for word in FABRIC):
             return None
-        try:
-            self._control.check_abort()  # a rank that gave up says why
-        except CollectiveError as known:
-            return known
-        if meaning is not None:
-            absent = self._control.no_sign_of()
-            meaning += f"; no sign of {named(absent)}" if absent else ""
-        return failure(error, f"the reduction of gradients on rank {self._control.rank}", meaning)
+        control = self._control
+        what = f"the reduction of gradients on rank {control.rank}"
+        if self._entry is not None:
+            what += f", {self._entry},"
+        control.refresh()
+        silent = control.silent()  # who is to blame, where this rank has seen it; others may say it in their words
+        if not silent:
+            try:
+                control.check_abort()  # a rank that gave up says why
+                self._collective.check_mismatch()
+            except CollectiveError as known:
+                return known
+        if meaning is not None and not silent:
+            silent = control.no_sign_of()
+        words = f"; no sign of {named(silent)}{control.last_seen(silent)}" if silent else ""
+        found = failure(error, what, None if meaning is None else meaning + words)
+        if meaning is None and words:
+            found = CollectiveTimeout(f"{what} failed{words}. The fabric says: {str(error).strip().splitlines()[0]}")
+        return type(found)(f"{found}{control.hung(str(found))}")
+
+    def _signature(self, models: tuple[int, ...]) -> Signature:
+        """What the reduction of `models` looks like in records and comparisons: each model as one flat tensor."""
+        known = self._signatures.get(models)
+        if known is None:
+            parameters = [self._models[at].parameters for at in models]
+            dtypes = tuple(dict.fromkeys(p.dtype for mine in parameters for p in mine))
+            shapes = tuple(torch.Size((sum(p.numel() for p in mine),)) for mine in parameters)
+            known = self._signatures[models] = Signature(GRADIENTS, "mean", dtypes, shapes)
+        return known
 
     def finish(self, parameters: Sequence[torch.Tensor]) -> bool:
+        if self._entry is not None:
+            self._entry.close()
+            self._entry = None
         wanted = {id(p) for p in parameters}
         equal = True
         for synced in self._models:

@@ -14,9 +14,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from accel._checks import GRADIENTS
+from accel._flight import Entry
 from accel._gradsync import GradSync, dense_gradient, make_equal, missing_gradient, no_backward
+from accel._signature import Signature
+from accel._words import named
 from accel.backend import Backend
-from accel.control import ControlPlane, named
+from accel.control import ControlPlane
 from accel.errors import CollectiveError, CollectiveMismatch, CollectiveTimeout
 
 log = logging.getLogger("accel")
@@ -43,6 +47,7 @@ class InGraphSync(GradSync):
         self._models: list[_Prepared] = []
         self._names: dict[int, str] = {}
         self._losses: list[torch.Tensor] = []  # those of this micro-batch: what its graph computes beside gradients
+        self._entry: Entry | None = None  # of this step's reduction, from its recording to the cut that runs it
         self._split = False  # whether it was said that ranks record different graphs
 
     def wrap(self, model: nn.Module, *, buffers: str, unused_parameters: bool) -> nn.Module:
@@ -82,6 +87,9 @@ class InGraphSync(GradSync):
                         p.grad = torch.zeros_like(p)
                     grads[id(p)] = dense_gradient(p)
         if grads:
+            dtypes = tuple(dict.fromkeys(grad.dtype for grad in grads.values()))
+            shape = torch.Size((sum(grad.numel() for grad in grads.values()),))
+            self._entry = self._collective.reduce_gradients(Signature(GRADIENTS, "mean", dtypes, (shape,)))
             with self._transport.recording():
                 self._collective.all_reduce_coalesced(list(grads.values()), "mean")
         return True
@@ -98,9 +106,12 @@ class InGraphSync(GradSync):
     def cut(self) -> None:
         try:
             self._transport.cut()
-        except CollectiveError:
-            self._control.check_abort()  # a rank that gave up says why
-            raise
+        except CollectiveError as error:
+            self._control.last_words()  # a rank that gave up says why
+            raise type(error)(f"{error}{self._control.hung(str(error))}") from error
+        if self._entry is not None:
+            self._entry.close()
+            self._entry = None
 
     def _agree(self, parameters: list[nn.Parameter]) -> list[Any]:
         """What each rank has: backwards of this micro-batch, whether each parameter has a gradient, its graph's digest.

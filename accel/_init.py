@@ -13,7 +13,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from accel import _env, _threads, registry, rendezvous
+from accel import _env, _observer, _threads, registry, rendezvous
 from accel._gradsync import DDPSync, GradSync, NoSync
 from accel._ingraph import InGraphSync
 from accel._start import Start
@@ -64,6 +64,9 @@ def init(
         raise ArgumentError(f"check={check!r}: expected one of {', '.join(CHECKS)}")
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63):
         raise ArgumentError(f"seed={seed!r}: expected an integer from 0, or None to leave the generators alone")
+    observer = _observer.current
+    if observer is not None and observer.seed is not None:
+        seed = observer.seed
     if not isinstance(loss_scale, LossScale):
         loss_scale = _positive("loss_scale", loss_scale, infinite=False)
     for line in _env.unknown_settings():
@@ -81,16 +84,17 @@ def init(
         seconds,
     )
     try:
+        _compare_settings(control, seconds, check)
         local_rank, local_world_size = _local_place(place, control)
         threads = _threads.configure(local_world_size)
         chosen.device.set(_device_index(local_rank, chosen) if place.device is None else place.device)
         if place.world_size > 1:
             _refuse_shared_device(chosen, control)
+        chosen.precision.apply(policy, deterministic)  # some switches are read when the fabric is joined
         collective = Collective.connect(
             chosen.transport, chosen.device, control, local_rank=local_rank, timeout=seconds, check=check
         )
         chosen = replace(chosen, collective=collective)
-        chosen.precision.apply(policy, deterministic)
     except BaseException:
         chosen.precision.restore()
         chosen.collective.destroy()
@@ -106,22 +110,37 @@ def init(
         chosen.device.seed(seed + place.rank)
         if place.device is not None:  # ranks may be threads that share the host's generators: none draws before all
             control.barrier(seconds)
-    return Session(
-        Start(
-            backend=chosen,
-            place=place,
-            local_rank=local_rank,
-            local_world_size=local_world_size,
-            threads=threads,
-            control=control,
-            sync=_grad_sync(chosen, control),
-            scaler=scaler,
-            accumulate=accumulate,
-            clip_norm=clip_norm,
-            seed=seed,
-            timeout=seconds,
-        )
+    begun = Start(
+        backend=chosen,
+        place=place,
+        local_rank=local_rank,
+        local_world_size=local_world_size,
+        threads=threads,
+        control=control,
+        sync=_grad_sync(chosen, control),
+        scaler=scaler,
+        accumulate=accumulate,
+        clip_norm=clip_norm,
+        seed=seed,
+        timeout=seconds,
     )
+    return Session(begun) if observer is None else observer.session(begun)
+
+
+def _compare_settings(control: ControlPlane, timeout: float, check: str) -> None:
+    """Raise `ArgumentError` on all ranks where their checks differ; warn on all where their timeouts do."""
+    if control.world_size == 1:
+        return
+    sides = control.all_gather_object([timeout, check])
+    shown = [f"rank {rank}: timeout={limit:g}, check={mode!r}" for rank, (limit, mode) in enumerate(sides)]
+    if len({mode for _, mode in sides}) > 1:
+        raise ArgumentError(f"check differs between ranks ({'; '.join(shown)}): they could not compare; give all one")
+    if len({limit for limit, _ in sides}) > 1:
+        log.warning(
+            "timeout differs between ranks (%s): the one with the shortest gives up while others still wait; give "
+            "accel.init the same timeout on all",
+            "; ".join(shown),
+        )
 
 
 def _grad_sync(backend: Backend, control: ControlPlane) -> GradSync:

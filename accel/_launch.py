@@ -12,13 +12,16 @@ from typing import Any
 
 import torch
 
-from accel._checks import Checker, Signature
+from accel._checks import Checker
+from accel._flight import Entry
 from accel._lowering import Plan
+from accel._signature import Signature
 from accel._tensors import dense, joined
 from accel._timeout import countdown, seconds
 from accel._wait import HandleSet, poll, translated
+from accel._words import named
 from accel._work import Work
-from accel.control import ControlPlane, named
+from accel.control import ControlPlane
 from accel.device import Device
 from accel.errors import CollectiveError, CollectiveTimeout
 from accel.transport import Handle, Transport
@@ -76,20 +79,33 @@ class Launcher:
         self.drain(call.tensors)
         watch = CallWatch(self, call)
         checker = call.group.checker
-        if checker is not None and call.signature.kind not in ("send", "recv"):
-            watch.number = checker.begin(call.signature, left())
+        if checker is not None:
+            watch.begin(checker, left)
         if call.group.size == 1 or not any(t.numel() for t in call.tensors):
             with torch.no_grad():
                 result = alone()
+            watch.over("")
             return Work(None, lambda: result, call.tensors, watch, limit)
-        with translated(watch.describe, watch.check_abort, watch.fault), torch.no_grad():
-            handle, finish = start()
+        try:
+            with translated(watch.describe, watch.last_words, watch.fault), torch.no_grad():
+                handle, finish = start()
+        except CollectiveError as error:
+            watch.over(type(error).__name__)
+            raise
         work = Work(handle, finish, call.tensors, watch, limit)
         if call.async_op:
             self._pending.append(work)
         else:
-            work.wait(left())
+            work.complete(left())
         return work
+
+    def reduce_gradients(self, group: Group, signature: Signature) -> Entry:
+        """The entry of a reduction that the fabric is about to run inside backward, compared like any other call."""
+        watch = CallWatch(self, Call(signature, (), group, False, None))
+        if group.checker is not None:
+            watch.begin(group.checker, countdown(self.timeout))
+        assert watch.entry is not None  # a gradient reduction has several ranks
+        return watch.entry
 
     def fused(
         self, plans: Sequence[Plan], call: Call, send: Callable[[list[torch.Tensor], str], Handle], result: Any
@@ -126,6 +142,8 @@ class Launcher:
         waiting, self._pending = self._pending, []
         while waiting:
             work = waiting.pop(0)
+            if work.failed:  # its user has been told
+                continue
             if storages is None or work.done() or any(_storage(t) in storages for t in work.tensors):
                 try:
                     work.wait()
@@ -164,7 +182,7 @@ class Launcher:
             if self.stuck:
                 self.abort()
             self.joined = False
-            look = self.control.check_abort  # a fabric that orders streams may tell only now that a rank has given up
+            look = self.control.last_words  # a fabric that orders streams may tell only now that a rank has given up
             with translated(lambda: f"leaving {self.transport.name} on rank {self.control.rank}", look, self.fault):
                 self.transport.destroy()
 
@@ -174,26 +192,57 @@ class CallWatch:
 
     def __init__(self, launcher: Launcher, call: Call) -> None:
         self.number = 0  # of the call in its group; 0 where it is not compared between ranks
+        self.entry: Entry | None = None  # in the flight recorder
         self._launcher = launcher
         self._call = call
 
+    def begin(self, checker: Checker, left: Callable[[], float]) -> None:
+        """Make the recorder's entry, and compare the call with the other ranks' where that is needed."""
+        control, call = self._launcher.control, self._call
+        numbered = call.signature.kind not in ("send", "recv")
+        self.entry = control.recorder.open(call.group.name, checker.upcoming if numbered else 0, call.signature)
+        control.check_abort()
+        if numbered:
+            try:
+                self.number = checker.begin(call.signature, left())
+            except CollectiveError as error:
+                self.over(type(error).__name__)
+                raise
+
     def check_abort(self) -> None:
         self._launcher.control.check_abort()
+
+    def last_words(self) -> None:
+        self._launcher.control.last_words()
+        if self._call.group.checker is not None:
+            self._call.group.checker.check_poison()
 
     def fault(self, error: RuntimeError) -> str | None:
         return self._launcher.fault(error)
 
     def slow(self, left: float) -> None:
         self.check_abort()
+        checker = self._call.group.checker
+        if self.number and checker is not None:
+            checker.look(self.number, self._call.signature, left)
+            if checker.compares:
+                self._launcher.control.check_left(checker.ranks, checker.name, self.number, left)
+
+    def settled(self, left: float) -> None:
         if self.number and self._call.group.checker is not None:
-            self._call.group.checker.look(self.number, self._call.signature, left)
+            self._call.group.checker.settle(self.number, self._call.signature, left)
+
+    def over(self, failed: str) -> None:
+        if self.entry is not None:
+            self.entry.close(failed)
 
     def timed_out(self, limit: float) -> CollectiveTimeout:
-        checker = self._call.group.checker
-        absent = checker.absent(self.number) if checker is not None and self.number else ""
-        return CollectiveTimeout(
-            f"{self.describe()} timed out after {limit:.3g} s" + (f": no sign of {absent}" if absent else "")
-        )
+        control, checker = self._launcher.control, self._call.group.checker
+        absent = checker.absent(self.number) if checker is not None and self.number else control.silent()
+        text = f"{self.describe()} timed out after {limit:.3g} s"
+        if absent:
+            text += f": no sign of {named(absent)}{control.last_seen(absent)}"
+        return CollectiveTimeout(text + control.hung(text))
 
     def left_hanging(self) -> None:
         self._launcher.stuck = True
@@ -207,7 +256,7 @@ class CallWatch:
     def synchronize(self, limit: float) -> None:
         device = self._launcher.device
         device.flush()
-        with translated(self.describe, self.check_abort, self.fault):
+        with translated(self.describe, self.last_words, self.fault):
             if self._launcher.joined and not self._launcher.transport.blocks:
                 # The wait before only ordered streams: the operation itself may hang, and synchronize() with it.
                 event = device.event()

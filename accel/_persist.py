@@ -13,6 +13,7 @@ from typing import Any
 from accel import _checkpoint, _state
 from accel._boundary import Boundary
 from accel._loader import Batches
+from accel._masks import Masks
 from accel._saving import Saver
 from accel._start import Start
 
@@ -24,17 +25,23 @@ SCALER = "accel-scaler"  # its name among a checkpoint's objects; no keyword arg
 class Persistence:
     """Checkpoints of one session."""
 
-    def __init__(self, start: Start, batches: Batches, boundary: Boundary) -> None:
+    def __init__(self, start: Start, batches: Batches, boundary: Boundary, masks: Masks) -> None:
         self._start = start
         self._device = start.backend.device
         self._batches = batches
         self._boundary = boundary
+        self._masks = masks
         self._saver = Saver(start.control, start.timeout)
 
     def save(self, path: str | os.PathLike[str], objects: dict[str, Any], micro_batches: int) -> None:
         self._device.flush()  # one graph for all that is pending, not one a tensor when it is copied (T58)
         position = self._batches.position
-        mine = {"rng": self._device.rng_state(), "position": None if position is None else position.state()}
+        mine: dict[str, Any] = {
+            "rng": self._device.rng_state(),
+            "position": None if position is None else position.state(),
+        }
+        if self._masks.state():
+            mine["masks"] = self._masks.state()
         states: dict[str, Any] = {}
         if self._start.place.rank == 0:
             states = {name: _state.state_of(name, obj) for name, obj in objects.items()}
@@ -86,4 +93,8 @@ class Persistence:
             if seed is not None:  # a stream of its own, not the one this run began with
                 self._device.seed(seed + place.rank + 1_000_003 * (self._boundary.steps + 1))
             return [*notes, f"it has no random state of rank {place.rank}; that rank's generators are seeded anew"]
+        if "masks" in mine:
+            self._masks.load(mine["masks"])
+        elif self._masks.state():
+            notes.append("it holds no masks of host_dropout; they start anew")
         return notes + self._device.set_rng_state(mine["rng"])

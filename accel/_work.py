@@ -32,6 +32,12 @@ class Watch(Protocol):
     def timed_out(self, limit: float) -> CollectiveTimeout:
         """The error for a wait that took `limit` seconds in vain."""
 
+    def settled(self, left: float) -> None:
+        """The fabric has finished; raises where other ranks meant something else by it."""
+
+    def over(self, failed: str) -> None:
+        """The operation has ended, in the error named `failed` or, where that is empty, well."""
+
     def left_hanging(self) -> None:
         """The wait failed while the operation is still in flight, perhaps for ever."""
 
@@ -73,29 +79,42 @@ class Work:
         """
         limit = self._limit if timeout is None else seconds(timeout)
         if not self._over:
-            self._complete(limit)
+            self._complete(limit, limit)
         if host:
             self._watch.synchronize(limit)
+
+    def complete(self, left: float) -> None:
+        """As `wait`, for a call that has used up all but `left` seconds of its limit already."""
+        if not self._over:
+            self._complete(left, self._limit)
 
     def result(self) -> Any:
         """Wait, then return the result: the input tensor itself for in-place operations, else a new tensor."""
         if not self._over:
-            self._complete(self._limit)
+            self._complete(self._limit, self._limit)
         return self._result
 
     def done(self) -> bool:
         """Whether `wait` would return at once."""
         return self._over or self._handle is None or self._handle.done()
 
-    def _complete(self, limit: float) -> None:
+    @property
+    def failed(self) -> bool:
+        """Whether a wait has raised an error that will not pass."""
+        return self._error is not None
+
+    def _complete(self, left: float, limit: float) -> None:
+        """Wait for up to `left` seconds of `limit`, the number that an error names."""
         if self._error is not None:
             raise self._error
         try:
             with translated(self._watch.describe, self._watch.check_abort, self._watch.fault), torch.no_grad():
                 if self._handle is not None:
-                    self._await(self._handle, limit)
+                    self._await(self._handle, left, limit)
+                    self._watch.settled(left)
                 self._result = self._finish()
         except CollectiveError as error:
+            self._watch.over(type(error).__name__)
             if self._handle is not None and not self._handle.done():
                 self._watch.left_hanging()
             if not isinstance(error, CollectiveTimeout):
@@ -103,11 +122,12 @@ class Work:
             raise
         self._over = True
         self._handle = None
+        self._watch.over("")
 
-    def _await(self, handle: Handle, limit: float) -> None:
-        end = time.monotonic() + limit
+    def _await(self, handle: Handle, left: float, limit: float) -> None:
+        end = time.monotonic() + left
         try:
-            finished = wait_sliced(handle, limit, lambda: self._watch.slow(max(end - time.monotonic(), SLICE)))
+            finished = wait_sliced(handle, left, lambda: self._watch.slow(max(end - time.monotonic(), SLICE)))
         except CollectiveMismatch:
             poll(handle.done, _DRAIN, lambda: None)
             raise

@@ -16,9 +16,11 @@ from typing import Any
 import torch
 
 from accel._arguments import Arguments
-from accel._checks import MODES, Checker, Signature
+from accel._checks import MODES, Checker
+from accel._flight import Entry
 from accel._launch import Call, Group, Launcher, decoded, encoded, fused_broadcast
 from accel._lowering import Plan
+from accel._signature import Signature
 from accel._tensors import check_in_place, check_rows
 from accel._timeout import seconds
 from accel._wait import translated
@@ -76,7 +78,10 @@ class Collective:
         """Join the fabric with all ranks of `control`; this rank's device must be current. Does not own `control`."""
         collective = cls(transport, device, control, local_rank, timeout, check)
         if control.world_size > 1:
-            with translated(lambda: f"connecting {transport.name} on rank {control.rank}"):
+            if control.watcher is not None:
+                control.watcher.streams = not transport.blocks
+                control.watcher.fabric = transport.flight_record
+            with translated(lambda: f"connecting {transport.name} on rank {control.rank}", control.last_words):
                 transport.init(control.store, control.rank, control.world_size, collective.timeout, device.torch_device)
             collective._launcher.joined = True
         return collective
@@ -238,9 +243,21 @@ class Collective:
         self._made += 1
         handle = None
         if self.world_size > 1:
-            with translated(lambda: f"new_group({chosen}) on rank {self.rank}"):
+            with translated(lambda: f"new_group({chosen}) on rank {self.rank}", self._control.last_words):
                 handle = self._transport.new_group(chosen, self.timeout)
         return self._group(f"{self._made}: ranks {', '.join(map(str, chosen))}", tuple(chosen), handle)
+
+    def reduce_gradients(self, signature: Signature) -> Entry:
+        """Number, compare and record the reduction of gradients that a backward is about to run on the fabric itself;
+        the caller closes the entry when it is over. Raises as any operation does.
+        """
+        return self._launcher.reduce_gradients(self._args.member(None), signature)
+
+    def check_mismatch(self) -> None:
+        """Raise `CollectiveMismatch` where another rank has found that ranks differ, and this one has not raised."""
+        checker = self._args.member(None).checker
+        if checker is not None:
+            checker.check_poison()
 
     def abort(self, reason: str = "abort() was called") -> None:
         """Give up: ranks that wait in accel raise `CollectiveError` with `reason`; nothing in flight is waited for."""
@@ -295,6 +312,9 @@ class Collective:
             group.checker = Checker(
                 self._control, name, ranks, self._check, lambda begun: self._take_part(group, begun)
             )
+            self._control.recorder.groups[name] = ranks
+            if self._control.watcher is not None:
+                self._control.watcher.checkers[name] = group.checker
         return group
 
     def _take_part(self, group: Group, begun: Signature) -> None:

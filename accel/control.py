@@ -7,9 +7,12 @@ and in an order of its own. With world size 1 it needs no store and sends nothin
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Sequence
-from datetime import timedelta
+import secrets
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import torch
@@ -24,12 +27,15 @@ from torch.distributed.distributed_c10d import (
 
 from accel import _codec
 from accel._c10d import C10dHandle, keep_forever
+from accel._flight import Recorder
+from accel._signature import Signature
 from accel._timeout import seconds
 from accel._wait import poll, translated, wait_sliced
+from accel._watch import ABORTED, Watcher
+from accel._words import named, told
 from accel.errors import ArgumentError, CollectiveError, CollectiveTimeout
 
 MAX_BYTES = 256 * 2**20  # of one encoded object; larger things belong in files or tensors
-_ABORTED = "aborted"
 _ROLL_CALL = 5.0  # seconds that ranks whose fabric failed may lie apart
 _PARTING = 5.0  # seconds that rank 0, which may hold the store, waits for the others to leave it
 
@@ -55,13 +61,24 @@ class ControlPlane:
         self.world_size = world_size
         self.timeout = seconds(timeout)
         self.max_bytes = max_bytes
+        self.recorder = Recorder(rank, world_size)
         self._store = store
-        self._barriers = 0
         self._agreements = 0
         self._group: _Gloo | None = None
-        if world_size > 1:
-            self._arrive()
-            self._group = _Gloo(self, "objects")
+        self.watcher: Watcher | None = None
+        if store is not None and world_size > 1:
+            now = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")
+            self.recorder.run = store.compare_set("run", "", f"{now}-{secrets.token_hex(4)}").decode()
+            everybody = tuple(range(world_size))
+            self.recorder.groups.update({"barrier": everybody, "objects": everybody})
+            self.watcher = Watcher(store, rank, world_size, self.timeout, self.recorder)
+            try:
+                self._arrive()
+                self._group = _Gloo(self, "objects")
+            except BaseException:
+                self.watcher.stop()
+                raise
+            self.watcher.start()
 
     @property
     def store(self) -> Store:
@@ -77,13 +94,14 @@ class ControlPlane:
         limit = self._limit(timeout)
         if self.world_size == 1:
             return
-        self._barriers += 1
-        missing = self.meet("barrier", self._barriers, limit)
-        if missing:
-            raise CollectiveTimeout(
-                f"barrier {self._barriers} timed out after {limit:g} s on rank {self.rank}: "
-                f"{self._describe(missing)} did not come"
-            )
+        with self._entry("barrier", "barrier") as turn:
+            missing = self.meet("barrier", turn, limit)
+            if missing:
+                text = (
+                    f"barrier {turn} timed out after {limit:g} s on rank {self.rank}: {named(missing)} did not come"
+                    f"{self.last_seen(missing)}"
+                )
+                raise CollectiveTimeout(text + self.hung(text))
 
     def broadcast_object(self, obj: Any, src: int = 0, timeout: float | timedelta | None = None) -> Any:
         """`obj` of rank `src` on every rank: plain data and CPU tensors (see `accel._codec`); `obj` of the others is
@@ -108,7 +126,10 @@ class ControlPlane:
     def min(self, value: int, timeout: float | timedelta | None = None) -> int:
         """The smallest `value` (64-bit) of all ranks."""
         limit = self._limit(timeout)
-        return value if self._group is None else self._group.min(value, limit)
+        if self._group is None:
+            return value
+        with self._entry("objects", "min") as turn:
+            return self._group.min(value, limit, turn)
 
     def loader_agreement(self) -> Agreement:
         """A channel of its own, to be used by one other thread; made by all ranks in the same order."""
@@ -119,23 +140,76 @@ class ControlPlane:
         """Tell all ranks that this one gives up: whatever they wait for in accel raises `CollectiveError` with
         `reason`.
         """
-        if self._store is not None:
-            news = json.dumps({"rank": self.rank, "reason": reason})
-            self._store.compare_set(_ABORTED, "", news)
+        if self._store is not None and not self._unreachable():
+            store, news = self._store, json.dumps({"rank": self.rank, "reason": reason})
+            _briefly(lambda: store.compare_set(ABORTED, "", news))
+        if self.watcher is not None:
+            self.watcher.dump(reason)
 
     def check_abort(self) -> None:
-        """Raise `CollectiveError` if a rank has called `abort`; called between the slices of every wait."""
-        if self._store is None:
+        """Raise `CollectiveError` if a rank has given up, `CollectiveTimeout` if one is silent; called between the
+        slices of every wait. Asks nobody: the watcher has looked a moment ago.
+        """
+        if self.watcher is not None:
+            self.watcher.check()
+
+    def last_words(self) -> None:
+        """As `check_abort`, but look anew: for errors of a fabric, which tell no more than that a peer has gone."""
+        self.refresh()
+        self.check_abort()
+
+    def refresh(self) -> None:
+        """Let the watcher look anew, and wait for that a moment."""
+        if self.watcher is not None:
+            self.watcher.refresh()
+
+    def check_left(self, ranks: Sequence[int], group: str, number: int, limit: float) -> None:
+        """Raise `CollectiveTimeout` now, before `limit` seconds are over, if one of `ranks` has closed its session and
+        had not come to `number` of `group`: it never will.
+        """
+        if self.watcher is None:
             return
-        try:
-            aborted = self._store.check([_ABORTED])
-            news = json.loads(self._store.get(_ABORTED)) if aborted else None
-        except RuntimeError as error:
-            raise CollectiveError(
-                f"rank {self.rank} lost the store: rank 0 or the launcher has ended ({error})"
-            ) from error
-        if news is not None:
-            raise CollectiveError(f"rank {news['rank']} aborted: {news['reason']}")
+        gone = [rank for rank in self.watcher.left(ranks) if self.position(rank, group) < number]
+        if gone:
+            text = (
+                f"{named(gone)} closed {'its session' if len(gone) == 1 else 'their sessions'} or ended before number "
+                f"{number} of group {group!r}, in which rank {self.rank} would wait {limit:.3g} s for it: let every "
+                "rank make the same calls"
+            )
+            raise CollectiveTimeout(text + self.last_seen(gone) + self.hung(text))
+
+    def silent(self) -> list[int]:
+        """Ranks that have given no sign of life for a while, though perhaps not yet for the whole time limit."""
+        return [] if self.watcher is None else self.watcher.silent()
+
+    def position(self, rank: int, group: str) -> int:
+        """The number of `group` that `rank` last told that it had come to; 0 where this rank does not know."""
+        state = {} if self.watcher is None else self.watcher.state(rank)
+        turn: int = state.get("turns", {}).get(group) or state.get("groups", {}).get(group, [0])[0]
+        return turn
+
+    def last_seen(self, ranks: Sequence[int], shown: int = 8) -> str:
+        """What each of `ranks` was last in, for the end of an error."""
+        if self.watcher is None or not ranks:
+            return ""
+        self.watcher.refresh()
+        states = {rank: self.watcher.state(rank) for rank in ranks[:shown]}
+        words = [f"rank {rank} was last seen in {told(state.get('entry'))}" for rank, state in states.items() if state]
+        return f" ({'; '.join(words)})" if words else ""
+
+    def hung(self, reason: str) -> str:
+        """Write the flight records of all ranks; where this one's lies, for the end of an error."""
+        if self.watcher is None:
+            return ""
+        with contextlib.suppress(RuntimeError):
+            self.watcher.post("dump", reason=f"rank {self.rank}: {reason}")
+        path = self.watcher.dump(reason)
+        return f". Flight record: {path} (read all ranks' with `accel doctor hang`)"
+
+    def post_once(self, key: str, kind: str, **fields: Any) -> None:
+        """A message to the watchers of all ranks, unless a rank has sent the one named `key` already."""
+        if self.watcher is not None and self.store.add(f"once/{key}", 1) == 1:
+            self.watcher.post(kind, **fields)
 
     def no_sign_of(self, limit: float = _ROLL_CALL) -> list[int]:
         """Ranks that do not answer within `limit` seconds, for the error of a fabric that does not say who is missing.
@@ -154,16 +228,12 @@ class ControlPlane:
         except RuntimeError:  # the store has ended with its process
             return [0]
 
-    def note(self, doing: str) -> None:
-        """Leave word of what this rank is waiting in, for the errors of others."""
-        self.store.set(f"doing/{self.rank}", doing)
-
     def meet(self, name: str, turn: int, limit: float) -> list[int]:
         """Meet all ranks at the place `name` for the `turn`th time; return those that did not come within `limit`
         seconds.
         """
         store, place, before = self.store, f"{name}/{turn}", f"{name}/{turn - 1}"
-        with translated(lambda: f"{place} on rank {self.rank}"):
+        with translated(lambda: f"{place} on rank {self.rank}", self.last_words):
             store.set(f"{place}/{self.rank}", "")
             if store.add(place, 1) == self.world_size:
                 store.set(f"{place}/all", "")
@@ -173,24 +243,35 @@ class ControlPlane:
                     else ()
                 ):
                     store.delete_key(key)  # all have left the place before
-            if poll(lambda: store.check([f"{place}/all"]), limit, self.check_abort):
+
+            def between() -> None:
+                self.check_abort()
+                self.check_left(range(self.world_size), name, turn, limit)
+
+            if poll(lambda: store.check([f"{place}/all"]), limit, between):
                 return []
             return [rank for rank in range(self.world_size) if not store.check([f"{place}/{rank}"])]
 
     def close(self) -> None:
         """Leave the plane. Rank 0 waits a moment for the others, since its process may hold the store."""
         store, self._store = self._store, None
+        if self.watcher is not None:
+            self.watcher.stop()
         if self._group is not None:
             self._group.close()
             self._group = None
-        if store is None:
+        if store is None or self._unreachable():
             return
-        try:
-            gone = store.add("closed", 1)
-            if self.rank == 0 and gone < self.world_size and not store.check([_ABORTED]):
-                poll(lambda: store.add("closed", 0) == self.world_size, _PARTING, lambda: None)
-        except RuntimeError:
-            return  # the store has already ended with its process: nothing is left to leave
+        _briefly(lambda: self._part(store))
+
+    def _part(self, store: Store) -> None:
+        gone = store.add("closed", 1)
+        if self.rank == 0 and gone < self.world_size and not store.check([ABORTED]):
+            poll(lambda: store.add("closed", 0) == self.world_size, _PARTING, lambda: None)
+
+    def _unreachable(self) -> bool:
+        """Whether a call of the store would fail, or never return."""
+        return self.watcher is not None and self.watcher.unreachable
 
     def _arrive(self) -> None:
         missing = self.meet("arrival", 1, self.timeout)
@@ -211,7 +292,14 @@ class ControlPlane:
                 data = _codec.encode(obj)
             except Exception as error:
                 refusal = error
-        sizes = [len(data)] if self._group is None else self._group.all_gather_int(-1 if refusal else len(data), limit)
+        with self._entry("objects", what) as turn:
+            return self._moved(data, refusal, sources, what, limit, turn)
+
+    def _moved(
+        self, data: bytes, refusal: Exception | None, sources: Sequence[int], what: str, limit: float, turn: int
+    ) -> list[Any]:
+        size = -1 if refusal else len(data)
+        sizes = [size] if self._group is None else self._group.all_gather_int(size, limit, turn)
         if refusal is not None:
             raise refusal
         for source in sources:
@@ -227,16 +315,40 @@ class ControlPlane:
         buffers = [torch.empty(sizes[source], dtype=torch.uint8) for source in sources]
         if data:
             buffers[list(sources).index(self.rank)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        self._group.broadcast(buffers, sources, what, limit)
+        self._group.broadcast(buffers, sources, what, limit, turn)
         return [_codec.decode(buffer.numpy().tobytes()) for buffer in buffers]
 
     def _limit(self, timeout: float | timedelta | None) -> float:
         return self.timeout if timeout is None else seconds(timeout)
 
-    def _describe(self, missing: Sequence[int]) -> str:
-        known = [rank for rank in missing if self.store.check([f"doing/{rank}"])]
-        doing = [f"rank {rank} was last waiting in {self.store.get(f'doing/{rank}').decode()}" for rank in known]
-        return named(missing) + (f" ({'; '.join(doing)})" if doing else "")
+    @contextlib.contextmanager
+    def _entry(self, group: str, kind: str) -> Iterator[int]:
+        """An entry of the flight recorder round one call that all ranks make; gives the call's number."""
+        if self.watcher is None:
+            yield 0
+            return
+        turn = self.watcher.turns[group] = self.watcher.turns.get(group, 0) + 1
+        entry = self.recorder.open(group, turn, Signature(kind))
+        try:
+            yield turn
+        except BaseException as error:
+            entry.close(type(error).__name__)
+            raise
+        entry.close()
+
+
+def _briefly(call: Callable[[], object]) -> None:
+    """Run a call of the store beside this thread, and leave it where it does not return: the process that holds the
+    store may be frozen, or gone.
+    """
+
+    def run() -> None:
+        with contextlib.suppress(RuntimeError):  # the store has ended with its process: nothing is left to tell
+            call()
+
+    thread = threading.Thread(target=run, name="accel-parting", daemon=True)
+    thread.start()
+    thread.join(_PARTING + 1.0)
 
 
 class Agreement:
@@ -249,7 +361,7 @@ class Agreement:
     def min(self, value: int, timeout: float | timedelta | None = None) -> int:
         """The smallest `value` of all ranks. Raises `CollectiveTimeout` when a rank does not take part in time."""
         limit = self._plane.timeout if timeout is None else seconds(timeout)
-        return value if self._group is None else self._group.min(value, limit)
+        return value if self._group is None else self._group.min(value, limit, 0)
 
     def close(self) -> None:
         if self._group is not None:
@@ -268,20 +380,22 @@ class _Gloo:
         with translated(lambda: f"connecting the control plane ({name}) on rank {plane.rank}"):
             self._pg: Any = ProcessGroupGloo(store, plane.rank, plane.world_size, timedelta(seconds=plane.timeout))
 
-    def min(self, value: int, limit: float) -> int:
+    def min(self, value: int, limit: float, turn: int) -> int:
         box = torch.tensor([value], dtype=torch.int64)
         options = AllreduceOptions()
         options.reduceOp = ReduceOp(ReduceOp.MIN)
-        self._run(lambda: [self._pg.allreduce([box], options)], "min", limit)
+        self._run(lambda: [self._pg.allreduce([box], options)], "min", limit, turn)
         return int(box.item())
 
-    def all_gather_int(self, value: int, limit: float) -> list[int]:
+    def all_gather_int(self, value: int, limit: float, turn: int) -> list[int]:
         boxes = [torch.empty(1, dtype=torch.int64) for _ in range(self._plane.world_size)]
         mine = torch.tensor([value], dtype=torch.int64)
-        self._run(lambda: [self._pg.allgather([boxes], [mine])], "exchange of sizes", limit)
+        self._run(lambda: [self._pg.allgather([boxes], [mine])], "exchange of sizes", limit, turn)
         return [int(box.item()) for box in boxes]
 
-    def broadcast(self, buffers: Sequence[torch.Tensor], sources: Sequence[int], what: str, limit: float) -> None:
+    def broadcast(
+        self, buffers: Sequence[torch.Tensor], sources: Sequence[int], what: str, limit: float, turn: int
+    ) -> None:
         def start() -> list[Any]:
             works = []
             for buffer, source in zip(buffers, sources, strict=True):
@@ -290,22 +404,26 @@ class _Gloo:
                 works.append(self._pg.broadcast([buffer], options))
             return works
 
-        self._run(start, what, limit)
+        self._run(start, what, limit, turn)
 
     def close(self) -> None:
         if self._stuck:
             keep_forever(self._pg)  # its destructor would wait for the operation that never ends
 
-    def _run(self, start: Any, what: str, limit: float) -> None:
-        label = f"{what} of the control plane on rank {self._plane.rank} of {self._plane.world_size}"
+    def _run(self, start: Any, what: str, limit: float, turn: int) -> None:
+        """`turn`: the call's number among those of all ranks; 0 where only this group counts."""
+        plane = self._plane
+        label = f"{what} of the control plane on rank {plane.rank} of {plane.world_size}"
         self._stuck = True
-        with translated(lambda: label, self._plane.check_abort):
+        with translated(lambda: label, plane.last_words):
             for work in start():
-                if not wait_sliced(C10dHandle(work, blocks=True), limit, self._plane.check_abort):
-                    raise CollectiveTimeout(f"{label} timed out after {limit:g} s: a rank did not take part")
+                if not wait_sliced(C10dHandle(work, blocks=True), limit, plane.check_abort):
+                    text = f"{label} timed out after {limit:g} s: {self._late(turn)}"
+                    raise CollectiveTimeout(text + plane.hung(text))
         self._stuck = False
 
-
-def named(ranks: Sequence[int]) -> str:
-    """`ranks` in words, for errors."""
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(str(rank) for rank in ranks)
+    def _late(self, turn: int) -> str:
+        plane = self._plane
+        ranks = [rank for rank in range(plane.world_size) if rank != plane.rank]
+        late = [rank for rank in ranks if 0 < turn > plane.position(rank, "objects")] if plane.watcher else []
+        return f"{named(late)} did not take part{plane.last_seen(late)}" if late else "a rank did not take part"

@@ -116,6 +116,12 @@ class Device(ABC):
         """
         return None
 
+    def energy(self, index: int | None = None) -> float | None:
+        """Joules that device `index` (default: current) has taken since some fixed moment; None where nothing counts
+        them, which the cell `device.energy` of the capability table explains.
+        """
+        return None
+
     def graphed(self, module: nn.Module, sample: torch.Tensor, autocast_dtype: torch.dtype | None) -> nn.Module:
         """`module` with its forward and backward recorded once for inputs like `sample` and replayed from then on.
 

@@ -110,6 +110,12 @@ class RecordError(AccelError, ValueError):
     exit_code = 2
 
 
+class ParityError(AccelError, ValueError):
+    """A trace cannot be recorded or read, or two traces are not of the same training and cannot be compared."""
+
+    exit_code = 2
+
+
 class DataError(AccelError, ValueError):
     """A dataset is absent, empty or unreadable."""
 

@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
 import torch
+from torch import nn
 
 log = logging.getLogger("accel")
 
@@ -21,9 +22,14 @@ class Numerics(ABC):
     """The switches that decide what "fp32" means on one backend."""
 
     device_type: str
+    # The dispatch key of the device type's autocast, and operators that its list lacks and a policy computes in fp32.
+    widened: tuple[str, tuple[str, ...]] | None = None
 
     _lock: ClassVar[threading.Lock] = threading.Lock()
     _applied: ClassVar[list[Numerics]] = []  # those whose switches are set in this process, the latest last
+
+    # What torch.use_deterministic_algorithms does not make repeatable here, for the record.
+    not_deterministic: str = "unknown: the backend does not say what it leaves out"
 
     def __init__(self) -> None:
         self._found: Any = None  # the values before `apply`, as `snapshot` gave them
@@ -49,6 +55,11 @@ class Numerics(ABC):
                 self._applied.append(self)
             self.set(policy, deterministic)
             self._choice = (policy, deterministic)
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether `apply` asked for deterministic algorithms."""
+        return self._choice is not None and self._choice[1]
 
     def restore(self) -> None:
         """Put back every switch as `apply` found it; harmless when nothing was applied.
@@ -91,6 +102,9 @@ class Numerics(ABC):
         None where the switches of products and convolutions differ, or the vendor does not say.
         """
         return None
+
+    def adapt(self, model: nn.Module) -> None:  # noqa: B027 - most backends compute what torch documents
+        """Correct what modules of `model`, which is on the device, compute otherwise here than torch documents."""
 
     def channels_last(self, policy: str) -> bool:
         """Whether `prepare` should lay out convolution models in channels_last under `policy`: where that is faster."""

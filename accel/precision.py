@@ -17,9 +17,11 @@ from types import TracebackType
 from typing import Any
 
 import torch
+from torch import nn
 
+from accel import _autocast
 from accel.capabilities import CapabilityTable
-from accel.errors import ArgumentError
+from accel.errors import ArgumentError, UnsupportedError
 from accel.numerics import Numerics
 
 log = logging.getLogger("accel")
@@ -76,6 +78,8 @@ class Precision:
         self.policy: str | None = None  # None until `apply`: the vendor's defaults are in force
         self.autocast_dtype: torch.dtype | None = None  # None where the policy does not cast
         self.loss_scaling = "none"
+        self._set: dict[str, str] = {}  # the switches as `apply` left them
+        self._widened: str | None = None  # the dispatch key whose list this session completes
 
     def apply(self, policy: str, deterministic: bool = False) -> None:
         """Put `policy` in force. Raises `UnsupportedError` where the capability table says that the chip lacks it."""
@@ -83,29 +87,65 @@ class Precision:
         self._numerics.apply(policy, deterministic)
         self.policy = policy
         self.autocast_dtype = self._numerics.autocast_dtype(policy)
+        if self.autocast_dtype is not None and self._numerics.widened is not None and self._widened is None:
+            self._widened, operators = self._numerics.widened
+            _autocast.widen(self._widened, operators)
+        self._check_in_force(policy)
+        self._set = self._numerics.read()
         if policy == "fp32":
             log.info('precision "fp32" is IEEE fp32 on every chip; "tf32" is faster where the chip has a fast fp32')
 
     def restore(self) -> None:
         """Put the vendor's switches back as they were before `apply`."""
+        if self._widened is not None:
+            _autocast.release(self._widened)
+            self._widened = None
         self._numerics.restore()
         self.policy = self.autocast_dtype = None
 
     def describe(self) -> dict[str, Any]:
         """The policy, and the switches as the vendor reports them now (not as we remember setting them)."""
-        dtype = self.autocast_dtype
+        dtype, switches = self.autocast_dtype, self._numerics.read()
         return {
             "policy": self.policy,
             "meaning": None if self.policy is None else self._capabilities[f"precision.{self.policy}"].why,
             "autocast": None if dtype is None else str(dtype).removeprefix("torch."),
             "arithmetic": self.arithmetic(),
             "loss_scaling": self.loss_scaling,
-            "switches": self._numerics.read(),
+            "determinism": self._numerics.not_deterministic if self._numerics.deterministic else None,
+            "changed": self._changed(switches),
+            "switches": switches,
         }
+
+    def _changed(self, now: dict[str, str]) -> str | None:
+        """The switches that somebody else has set since `apply`."""
+        if self.policy is None:
+            return None
+        found = (name for name in now if now[name] != self._set.get(name))
+        return "; ".join(f"{name}: {self._set.get(name)}, now {now[name]}" for name in found) or None
+
+    def _check_in_force(self, policy: str) -> None:
+        """Raise `UnsupportedError` where the vendor took the policy and does nothing of it."""
+        kind, dtype = self._numerics.device_type, self.autocast_dtype
+        if dtype is not None:
+            with torch.autocast(kind, dtype=dtype):
+                if not torch.is_autocast_enabled(kind) or torch.get_autocast_dtype(kind) is not dtype:
+                    raise UnsupportedError(
+                        f"precision {policy!r}: torch's autocast for {kind} does not cast to {dtype}"
+                    )
+        elif policy == "fp32" and self._numerics.arithmetic() not in (None, "fp32"):
+            raise UnsupportedError(
+                f"precision 'fp32': {kind} still multiplies in {self._numerics.arithmetic()}; its switches are "
+                f"{self._numerics.read()}"
+            )
 
     def arithmetic(self) -> str | None:
         """What matrix products are computed in: "fp32", "tf32", "bf16", "fp16"; None where the vendor does not say."""
         return self._numerics.arithmetic() if self.autocast_dtype is None else _SHORT[self.autocast_dtype]
+
+    def adapt(self, model: nn.Module) -> None:
+        """Correct modules of `model` that this backend computes otherwise than torch documents."""
+        self._numerics.adapt(model)
 
     def channels_last(self) -> bool:
         """Whether convolutions are faster in channels_last under the policy in force."""

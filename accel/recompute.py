@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
+from accel._masks import Replay as Masks
 from accel.errors import ArgumentError, UnsupportedError
 
 Replay = Callable[[], contextlib.AbstractContextManager[None]]
@@ -58,9 +59,10 @@ def checkpoint(run: Callable[..., Any], *args: Any, modules: Sequence[nn.Module]
             "checkpoint(run, x, modules=[model.layer1]), so that their buffers are updated once"
         )
     device = _without_module(args)
+    masks = Masks(owners)
     if device is not None:
-        return _replayed(run, args, kwargs, owners, device)
-    return torch_checkpoint(run, *args, use_reentrant=False, context_fn=lambda: _contexts(owners), **kwargs)
+        return _replayed(run, args, kwargs, owners, masks, device)
+    return torch_checkpoint(run, *args, use_reentrant=False, context_fn=lambda: _contexts(owners, masks), **kwargs)
 
 
 def _replayed(
@@ -68,6 +70,7 @@ def _replayed(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     owners: Sequence[nn.Module],
+    masks: Masks,
     device: torch.device,
 ) -> Any:
     """As `checkpoint`, on a device whose own part torch does not know: torch is shown no tensor of it."""
@@ -86,7 +89,7 @@ def _replayed(
         nonlocal again
         again = True
         try:
-            with replay(), _buffers_kept(owners):
+            with replay(), masks, _buffers_kept(owners):
                 yield
         finally:
             again = False
@@ -95,10 +98,16 @@ def _replayed(
 
 
 def _contexts(
-    owners: Sequence[nn.Module],
+    owners: Sequence[nn.Module], masks: Masks
 ) -> tuple[contextlib.AbstractContextManager[None], contextlib.AbstractContextManager[None]]:
     """What the forward and its recomputation run in."""
-    return contextlib.nullcontext(), _buffers_kept(owners)
+    return contextlib.nullcontext(), _recomputing(owners, masks)
+
+
+@contextlib.contextmanager
+def _recomputing(owners: Sequence[nn.Module], masks: Masks) -> Iterator[None]:
+    with masks, _buffers_kept(owners):
+        yield
 
 
 @contextlib.contextmanager

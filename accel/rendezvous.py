@@ -15,10 +15,7 @@ from accel.errors import LaunchError
 REQUIRED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 # Variables by which other launchers say that they started several processes: the size, and this process's rank.
 FOREIGN = (("OMPI_COMM_WORLD_SIZE", "mpirun"), ("PMI_SIZE", "mpiexec"), ("SLURM_STEP_NUM_TASKS", "srun"))
-HOW = (
-    "Start several processes with `accel launch --nproc N SCRIPT` or `torchrun --nproc-per-node N SCRIPT`; unset all "
-    "of these to run one"
-)
+HOW = "Start several processes with `accel launch --nproc N SCRIPT`; unset all of these to run one"
 
 
 @dataclass(frozen=True)
@@ -73,7 +70,7 @@ def _refuse_foreign_launcher(environ: Mapping[str, str]) -> None:
             raise LaunchError(
                 f"{launcher} started {environ[name]} processes ({name}={environ[name]}), but {', '.join(REQUIRED)} "
                 f"are missing, so each would train alone. Export them from {launcher}'s own variables, or start one "
-                "process a host that runs torchrun"
+                "process a host that runs `accel launch`"
             )
 
 

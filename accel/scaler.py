@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -95,31 +95,61 @@ class Scaler:
 
     def check_state(self, state: dict[str, Any]) -> None:
         """Raise `CheckpointError` for a state of another schema, a truncated one, or a scale that cannot be used."""
-        if state.get("schema") != SCHEMA:
-            raise CheckpointError(
-                f"the loss scaler's state has schema {state.get('schema')!r}; this version of accel reads {SCHEMA}"
-            )
-        missing = {"scale", "good_steps", "skips", "dynamic"} - set(state)
-        if missing:
-            raise CheckpointError(f"the loss scaler's state lacks {', '.join(sorted(missing))}: it is truncated")
-        scale = float(state["scale"])
-        if not math.isfinite(scale) or scale < self.config.floor:
-            raise CheckpointError(
-                f"the saved loss scale {scale!r} is not a finite number from floor={self.config.floor}"
-            )
+        self._known(state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over a state written by `state_dict`. Raises as `check_state` does."""
-        self.check_state(state)
-        if bool(state["dynamic"]) != self.dynamic:
-            saved = "dynamic" if state["dynamic"] else "static"
+        """Take over a state written by `state_dict`, by `torch.amp.GradScaler` or by `torch_npu.npu.amp.GradScaler`.
+
+        Growth, backoff and interval stay those of this run. Raises as `check_state` does.
+        """
+        known = self._known(state)
+        if known is None:
+            log.warning("the saved loss scaler was disabled and has no scale: this run's own starts at %g", self._scale)
+            return
+        if known["dynamic"] != self.dynamic:
+            saved = "dynamic" if known["dynamic"] else "static"
             log.warning(
                 "the saved loss scaling is %s, this run's is not: the run's own starts at %g", saved, self._scale
             )
             return
-        self._good = int(state["good_steps"])
-        self.skips = int(state["skips"])
-        self._set(float(state["scale"]))
+        self._good, self.skips = known["good_steps"], known["skips"]
+        self._set(known["scale"])
+
+    def _known(self, state: object) -> dict[str, Any] | None:
+        """`state` in this file's schema, whoever wrote it; None for that of a disabled GradScaler, which is empty."""
+        if not isinstance(state, Mapping):
+            raise CheckpointError(f"the loss scaler's state is a {type(state).__name__}; expected a dict")
+        if not state:
+            return None
+        if "schema" not in state and "_growth_tracker" in state:
+            state = {
+                "schema": SCHEMA,
+                **({"scale": state["scale"]} if "scale" in state else {}),
+                "good_steps": state["_growth_tracker"],
+                "skips": 0,
+                "dynamic": state.get("dynamic", True),  # torch_npu's own scaler has a static form, torch's has not
+            }
+        if state.get("schema") != SCHEMA:
+            raise CheckpointError(
+                f"the loss scaler's state has schema {state.get('schema')!r}; this version of accel reads {SCHEMA}, "
+                "and the states of torch.amp.GradScaler and torch_npu.npu.amp.GradScaler"
+            )
+        missing = {"scale", "good_steps", "skips", "dynamic"} - set(state)
+        if missing:
+            raise CheckpointError(f"the loss scaler's state lacks {', '.join(sorted(missing))}: it is truncated")
+        for name in ("good_steps", "skips"):
+            count = state[name]
+            if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+                raise CheckpointError(f"the loss scaler's state has {name}={count!r}; expected an integer from 0")
+        try:
+            scale = float(state["scale"])
+        except (TypeError, ValueError):
+            raise CheckpointError(f"the saved loss scale {state['scale']!r} is not a number") from None
+        if not math.isfinite(scale) or scale < self.config.floor:
+            raise CheckpointError(
+                f"the saved loss scale {scale!r} is not a finite number from floor={self.config.floor}"
+            )
+        return {**state, "scale": scale, "dynamic": bool(state["dynamic"])}
 
     def _set(self, scale: float) -> None:
         self._scale = scale

@@ -23,6 +23,7 @@ from accel import _checkpoint, _loader, _prepare
 from accel._boundary import INSIDE_WINDOW, Boundary, StepResult
 from accel._cuts import Cuts
 from accel._gradsync import BUFFER_POLICIES, GradSync
+from accel._masks import Masks
 from accel._meter import Meter
 from accel._persist import Persistence
 from accel._sampler import ShardedSampler
@@ -79,7 +80,8 @@ class Session:
         )
         saw = None if self._cuts is None else self._cuts.saw
         self._batches = _loader.Batches(start.backend, start.control, self._begin, self._drop_window, saw)
-        self._persistence = Persistence(start, self._batches, self._boundary)
+        self._masks = Masks(start.seed, self.rank, start.backend.device.move)
+        self._persistence = Persistence(start, self._batches, self._boundary, self._masks)
         self.autocast = start.backend.precision.autocast  # only casts; bound here, since it is on the hot path
         self._micro_batches = 0
         self._lap = (0, time.perf_counter(), 0.0)
@@ -114,14 +116,16 @@ class Session:
         buffers: str = "rank0",
         unused_parameters: bool = False,
         channels_last: bool | None = None,
+        host_dropout: bool = False,
     ) -> Any:
         """Check, place and wrap `model` and its optimizers; returns what to call from now on.
 
         A model alone comes back alone, otherwise as a tuple `(model, *optimizers)`. Parameters and buffers become
         those of rank 0 on every rank. `buffers` says whose BatchNorm statistics hold after each window: "rank0",
         "mean" (of floating-point ones) or "local". `channels_last` is the memory layout of convolutions; None takes it
-        where the backend is faster with it, and contiguous where the device knows no other. Raises `ModelError` for
-        parameters in half precision, on several devices or of another model.
+        where the backend is faster with it, and contiguous where the device knows no other. `host_dropout` draws the
+        masks of nn.Dropout modules on the host: the same on every backend for one seed, others on each rank. Raises
+        `ModelError` for parameters in half precision, on several devices or of another model.
         """
         if buffers not in BUFFER_POLICIES:
             raise ArgumentError(f"prepare(buffers={buffers!r}): expected one of {', '.join(BUFFER_POLICIES)}")
@@ -133,7 +137,10 @@ class Session:
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         if compile:
             self.backend.capabilities().require("prepare.compile")
+        if host_dropout:
+            self._masks.install(model)
         _prepare.place(model, optimizers, self.device, _prepare.layout(model, channels_last, self.backend))
+        self.backend.precision.adapt(model)
         self._names.update({id(parameter): name for name, parameter in model.named_parameters()})
         called: Any = torch.compile(model) if compile else model
         called = self._sync.wrap(called, buffers=buffers, unused_parameters=unused_parameters)
@@ -306,6 +313,18 @@ class Session:
                 "load() inside an open window: call it before the loop, or after step() returned boundary=True"
             )
         return self._persistence.load(path, objects)
+
+    def load_scaler(self, state: dict[str, Any]) -> None:
+        """Go on with the loss scale of a run without accel: the `state_dict()` of `torch.amp.GradScaler` or
+        `torch_npu.npu.amp.GradScaler`. What accel saved comes back with `load`.
+
+        Not used, and logged, where this run's precision needs no loss scaling. Raises `CheckpointError` for another
+        schema, a truncated state and a scale that cannot be used.
+        """
+        if self._scaler is None:
+            log.warning("load_scaler: not used, since this run's precision needs no loss scaling")
+            return
+        self._scaler.load_state_dict(state)
 
     # -- the end ---------------------------------------------------------------------------------------------------
 

@@ -110,6 +110,12 @@ class Transport(ABC):
         """
         return None
 
+    def flight_record(self) -> Any:
+        """The fabric's own record of its latest operations as plain data, for the flight record; None where it keeps
+        none. Called from any thread.
+        """
+        return None
+
     @abstractmethod
     def abort(self) -> None:
         """Give up all operations in flight, as far as the fabric can."""

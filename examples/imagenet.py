@@ -1,8 +1,8 @@
 """PyTorch's ImageNet example (https://github.com/pytorch/examples/tree/main/imagenet) on any accelerator.
 
     python examples/imagenet.py /data/imagenet --arch resnet18 --save out
-    torchrun --nproc-per-node 8 examples/imagenet.py /data/imagenet --workers 12 --save out
-    torchrun --nproc-per-node 8 examples/imagenet.py /data/imagenet --resume out/last --save out
+    accel launch --nproc 8 examples/imagenet.py /data/imagenet --workers 12 --save out
+    accel launch --nproc 8 examples/imagenet.py /data/imagenet --resume out/last --save out
     python examples/imagenet.py /data/imagenet --resume out/best --evaluate
 
 A port that keeps that script's shape: a learning rate that moves once an epoch, top-1 and top-5, the best checkpoint

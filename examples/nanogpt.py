@@ -1,7 +1,7 @@
 """A small GPT in the manner of nanoGPT (https://github.com/karpathy/nanoGPT) on any accelerator.
 
     python examples/nanogpt.py --iterations 200
-    torchrun --nproc-per-node 4 examples/nanogpt.py --accumulate 10 --precision bf16
+    accel launch --nproc 4 examples/nanogpt.py --accumulate 10 --precision bf16
     python examples/nanogpt.py --iterations 200 --save out
     python examples/nanogpt.py --iterations 400 --resume out
 

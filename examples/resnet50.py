@@ -1,9 +1,9 @@
 """ResNet-50 v1.5: one script, any accelerator, one process or many.
 
     python examples/resnet50.py --data digits                     # real handwritten digits, no download
-    torchrun --nproc-per-node 2 examples/resnet50.py --data digits --steps 20
+    accel launch --nproc 2 examples/resnet50.py --data digits --steps 20
     accel launch --nproc 2 examples/resnet50.py --data digits --save out    # later: --resume out
-    torchrun --nproc-per-node 8 examples/resnet50.py --data folder:/data/imagenet --precision bf16 --workers 12
+    accel launch --nproc 8 examples/resnet50.py --data folder:/data/imagenet --precision bf16 --workers 12
 
 ACCEL_BACKEND=cuda|npu|xla|cpu chooses the hardware; unset, it is the one accelerator that is present. The recipe is
 NVIDIA's (https://github.com/NVIDIA/DeepLearningExamples, ConvNets/resnet50v1.5), with the linear scaling and warm-up of

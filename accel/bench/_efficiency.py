@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from accel import flops, models
+from accel import flops
 from accel.bench._options import Options
+from accel.bench._train import build
 from accel.chips import Recognition, utilisation
 from accel.records import Efficiency, Figure, Label
 
@@ -24,7 +25,7 @@ def count(
 ) -> Counted:
     """Count the step that `options` ask for, at `rate` images/s of one device."""
     step = flops.trace(
-        getattr(models, options.model), batch=options.batch, size=size, classes=classes, precision=options.precision
+        build(options.model, size), batch=options.batch, size=size, classes=classes, precision=options.precision
     )
     forward, training = step.tally("forward"), step.tally()
     achieved = rate * training.flops / step.batch

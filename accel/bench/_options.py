@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 
 from accel.errors import ArgumentError
 
-MODELS = ("resnet50", "resnet18")
+MODELS = ("resnet50", "resnet18", "vit_b_16")
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Options:
     warmup: int = 3  # untimed optimizer steps; extended while something compiles
     repeats: int = 3
     workers: int = 0  # data loading processes a rank
+    lr: float | None = None  # peak of the schedule; None: 0.001 an image of an optimizer step
     seed: int = 0
     evaluate: bool = False  # accuracy on held-out data after the run
     compile: bool = False  # torch.compile
@@ -36,6 +38,8 @@ class Options:
             value = getattr(self, option.name)
             if isinstance(value, int) and value < least.get(option.name, 1):
                 raise ArgumentError(f"{option.name} is {value}; expected at least {least.get(option.name, 1)}")
+        if self.lr is not None and not 0 < self.lr < math.inf:
+            raise ArgumentError(f"lr is {self.lr}; expected a positive number")
         if self.model not in MODELS:
             raise ArgumentError(f"model is {self.model!r}; expected one of {', '.join(MODELS)}")
         if self.steps is not None and self.epochs is not None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,8 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, default_collate
 
 from accel import models, records
+from accel.bench._split import Phases
+from accel.capabilities import Support
 from accel.errors import ArgumentError, DataError
 from accel.footprint import Course, Recorder
 
@@ -73,6 +76,12 @@ class Again:
         return itertools.repeat(self._batch, self._length)
 
 
+def build(model: str, size: int, checkpoint: bool = False) -> Callable[[int], nn.Module]:
+    """What makes `model` for images of `size` px and a number of classes, as the benchmark trains it."""
+    made = partial(getattr(models, model), checkpoint=checkpoint)
+    return partial(made, size=size) if model.startswith("vit") else partial(made, zero_init_residual=True)
+
+
 def sgd(parameters: Iterable[nn.Parameter], lr: float, fused: bool) -> torch.optim.SGD:
     """The recipe's optimizer."""
     every = list(parameters)
@@ -100,11 +109,11 @@ class Trainer:
             offers.require("train.graphs")
             if session.world_size > 1:
                 raise ArgumentError(f"--cuda-graphs is for one process; this run has {session.world_size} ranks")
-        make = getattr(models, options.model)
-        module: nn.Module = make(dataset.num_classes, zero_init_residual=True, checkpoint=options.checkpoint)
+        module = build(options.model, dataset.size, options.checkpoint)(dataset.num_classes)
         self.parameters = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
         self.devices = session.world_size if devices is None else devices
-        self.lr = LR_PER_IMAGE * options.batch * session.accumulate * self.devices
+        scaled = LR_PER_IMAGE * options.batch * session.accumulate * self.devices
+        self.lr = scaled if options.lr is None else options.lr
         warm = max(1, round(WARM_UP * total))
 
         def share(step: int) -> float:  # of the peak; it stays at its end when warm-up is extended
@@ -121,10 +130,12 @@ class Trainer:
             self.model = session.backend.device.graphed(self.model, sample, session.backend.precision.autocast_dtype)
         weight = next(p for p in module.parameters() if p.ndim == 4 and p.shape[2] > 1)
         last = weight.is_contiguous(memory_format=torch.channels_last)
+        cell = offers.get("prepare.channels_last")
+        free = cell is not None and cell.support is Support.EMULATED  # strides say nothing there
         # How the step ran, beside the numerics: neither changes what is trained.
         self.conditions = {
             "execution": "torch.compile" if options.compile else "graphs" if options.graphs else "eager",
-            "memory_format": "channels_last" if last else "contiguous",
+            "memory_format": "the compiler's choice" if free else "channels_last" if last else "contiguous",
             "optimizer_kernels": "fused" if fused else "torch's default",
         }
         if options.checkpoint:
@@ -153,22 +164,33 @@ class Trainer:
         windows.close()
         return recorder.course(), tracked.peak
 
-    def windows(self, meter: Meter) -> Generator[int, None, None]:
-        """Train without end; after each optimizer step give the images that this rank trained on in it."""
+    def windows(self, meter: Meter, phases: Phases | None = None) -> Generator[int, None, None]:
+        """Train without end; after each optimizer step give the images that this rank trained on in it.
+
+        `phases` are told where the phases of a step end.
+        """
         session = self._session
+        phases = Phases(session.backend.device) if phases is None else phases
         self.model.train()
         for epoch in itertools.count():
             images = 0
+            phases.begin()
             for x, y in session.batches(self._loader, epoch=epoch):
+                phases.end("data")
                 with session.autocast():
                     logits = self.model(x)
                 loss = cross_entropy(logits.float(), y, label_smoothing=LABEL_SMOOTHING)
+                phases.end("forward")
                 session.backward(loss)
+                phases.end("backward")
                 meter.add(loss=loss.detach())
                 images += len(y)
-                if session.step(self._optimizer, scheduler=self._scheduler).boundary:
+                boundary = session.step(self._optimizer, scheduler=self._scheduler).boundary
+                phases.end("update")
+                if boundary:
                     yield images
                     images = 0
+                    phases.begin()
 
 
 def evaluate(session: Session, model: nn.Module, dataset: ImageDataset, batch: int, workers: int) -> float:

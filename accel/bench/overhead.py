@@ -21,14 +21,18 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from rich.table import Table
 from torch import nn
 
 import accel
-from accel import _probe
+from accel import _probe, rendezvous
+from accel.collective import Collective
+from accel.control import ControlPlane
 from accel.errors import ArgumentError
 
 PRECISIONS = ("fp32", "bf16", "fp16")
@@ -55,7 +59,7 @@ class Overhead:
 
 def table(results: Sequence[Overhead]) -> Table:
     """Microseconds a step, for the terminal: the native loop, and what each contender adds to it."""
-    shown = Table("precision", "ranks", "loop", "us a step", "95 % interval", title="Overhead of a training step")
+    shown = Table("what", "ranks", "loop", "us a step or call", "95 % interval", title="Overhead of a training step")
     for result in results:
         head = (result.precision, str(result.world_size))
         shown.add_row(*head, "native PyTorch", f"{statistics.median(result.native):.0f}", "")
@@ -150,6 +154,50 @@ def measure(precision: str, *, repeats: int = 60, block: int = 100, seed: int = 
                 if name != "native":
                     result.added.setdefault(name, []).append(micro[name] - micro["native"])
     return result
+
+
+def measure_calls(*, repeats: int = 60, block: int = 100, seed: int = 0) -> Overhead:
+    """What each mode of checks adds to one all_reduce of 1 KiB that has passed before, beside torch.distributed's own.
+
+    Every rank calls it. Raises `ArgumentError` where there is one rank only.
+    """
+    with contextlib.ExitStack() as stack:
+        session = stack.enter_context(accel.init(check="first", seed=seed))
+        if session.world_size == 1:
+            raise ArgumentError("a collective between ranks is measured with --nproc 2 or more")
+        backend, place = session.backend, rendezvous.read()
+        tensor = torch.zeros(256, device=session.device)
+        loops: dict[str, Loop] = {"native": _repeat(lambda: dist.all_reduce(tensor))}
+        loops["check=first"] = _repeat(lambda: backend.collective.all_reduce(tensor))
+        for mode in ("every", "off"):
+            control = ControlPlane(backend.transport.connect(place, 60.0), place.rank, place.world_size, 60.0)
+            stack.callback(control.close)
+            # Joins the process group that the session has made, with a control plane and numbers of its own.
+            other = Collective.connect(type(backend.transport)(), backend.device, control, timeout=60.0, check=mode)
+            loops[f"check={mode}"] = _repeat(partial(other.all_reduce, tensor))
+        result = Overhead("all_reduce of 1 KiB", session.world_size)
+        for loop in loops.values():
+            loop(block)
+        order, draw = list(loops), random.Random(seed)  # one order on all ranks
+        for _ in range(repeats):
+            draw.shuffle(order)
+            micro = {}
+            for name in order:
+                session.barrier()
+                micro[name] = _timed(loops[name], block) / block * 1e6
+            result.native.append(micro["native"])
+            for name in loops:
+                if name != "native":
+                    result.added.setdefault(name, []).append(micro[name] - micro["native"])
+    return result
+
+
+def _repeat(call: Callable[[], object]) -> Loop:
+    def run(steps: int) -> None:
+        for _ in range(steps):
+            call()
+
+    return run
 
 
 def _timed(loop: Loop, steps: int) -> float:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-from accel import __version__, chips, data, models, records
+from accel import __version__, chips, data, records
 from accel.bench import _memory_plot
 from accel.bench._options import Options
 from accel.errors import ArgumentError
@@ -74,7 +74,7 @@ def run(
 
     def planned(checkpoint: bool) -> Plan:
         return plan(
-            lambda: getattr(models, options.model)(dataset.num_classes, checkpoint=checkpoint),
+            lambda: _train.build(options.model, dataset.size, checkpoint)(dataset.num_classes),
             loss,
             batch=options.batch,
             optimizer=lambda parameters: _train.sgd(parameters, 0.1, fused=True),
@@ -112,7 +112,7 @@ def _record(
     from accel.bench import _train
 
     asked = checkpointed if options.checkpoint else plain
-    net = getattr(models, options.model)
+    net = _train.build(options.model, dataset.size)
     with torch.device("meta"):
         parameters = sum(parameter.numel() for parameter in net(dataset.num_classes).parameters())
     protocol, results = records.unrun(NOT_RUN)

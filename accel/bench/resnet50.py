@@ -1,4 +1,4 @@
-"""`accel bench resnet50`: real training steps of a ResNet through a session, timed, and written as one record.
+"""`accel bench resnet50|vit_b_16`: real training steps of a model through a session, timed, and written as one record.
 
 Owns the order of a run and the record. Options are `_options`, training is `_train`, timing `_timing`, and
 what the record says of the machine `_environment`.
@@ -72,7 +72,7 @@ def run(
         loader = _train.loader(session, train, options.batch, options.workers)
         schedule = _schedule(options, session, loader)
         trainer = _train.Trainer(session, options, train, loader, schedule.total)
-        timings, points = _timed(session, trainer, schedule)
+        timings, points, extra, stragglers = _timed(session, trainer, schedule)
         accuracy = None
         if options.evaluate:
             accuracy = _train.evaluate(session, trainer.model, held_out, options.batch, options.workers)
@@ -100,7 +100,8 @@ def run(
             options,
             session,
             machine,
-            counted,
+            counted | extra,
+            stragglers,
             work,
             schedule,
             summary,
@@ -139,15 +140,16 @@ def _schedule(options: Options, session: Session, loader: Any) -> Schedule:
 
 def _timed(
     session: Session, trainer: Trainer, schedule: Schedule
-) -> tuple[list[RankTiming], list[tuple[int, float | None]]]:
-    """What each rank measured, and the loss curve; a loss that is not finite is None."""
-    from accel.bench import _timing
+) -> tuple[list[RankTiming], list[tuple[int, float | None]], dict[str, records.Figure], list[str]]:
+    """What each rank measured, the loss curve (a loss that is not finite is None), phases and energy, stragglers."""
+    from accel.bench import _split, _timing
 
     every = math.ceil(schedule.total / _POINTS)
     meter = session.meter()
     points: list[tuple[int, float | None]] = []
     done = 0
-    windows = trainer.windows(meter)
+    phases, energy = _split.Phases(session.backend.device), _split.EnergyMeter(session)
+    windows = trainer.windows(meter, phases)
     # Drawn only between steps, when the clock stands: a thread that redraws would take CPU from the steps.
     console = Console(stderr=True)
     parts = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -156,6 +158,7 @@ def _timed(
     def between() -> None:
         nonlocal done
         done += 1
+        phases.on = session.backend.kind == "eager" and done < schedule.warmup
         if done % every == 0 or done == schedule.total:
             loss = meter.read(reset=True)["loss"]
             points.append((done, loss if math.isfinite(loss) else None))
@@ -163,6 +166,10 @@ def _timed(
             phase = "warm-up" if done <= schedule.warmup else "timed"
             loss_now = f"  loss {points[-1][1]:.3f}" if points and points[-1][1] is not None else ""
             progress.update(bar, completed=done, description=f"{phase}{loss_now}", refresh=True)
+
+    def start() -> None:
+        session.barrier()
+        energy.start()
 
     with progress:
         bar = progress.add_task("warm-up", total=schedule.total)
@@ -172,13 +179,16 @@ def _timed(
             steps=schedule.steps,
             repeats=schedule.repeats,
             warmup=schedule.warmup,
-            barrier=session.barrier,
+            barrier=start,
             any_rank=session.any,
             between=between,
         )
+    joules = energy.stop(sum(map(sum, mine.images)))
     windows.close()
+    figures, stragglers = _split.figures(session, phases, trainer.parameters)
     gathered = session.backend.collective.all_gather_object(mine._asdict())
-    return [_timing.RankTiming(**timing) for timing in gathered], points
+    timings = [_timing.RankTiming(**timing) for timing in gathered]
+    return timings, points, {**figures, "energy": joules}, stragglers
 
 
 def _record(
@@ -188,7 +198,8 @@ def _record(
     options: Options,
     session: Session,
     machine: Any,
-    counted: dict[str, records.Figure],
+    figures: dict[str, records.Figure],
+    stragglers: list[str],
     work: records.Workload,
     schedule: Schedule,
     summary: Summary,
@@ -199,7 +210,7 @@ def _record(
     from accel.bench import _timing
 
     Figure = records.Figure  # noqa: N806 - a type
-    warnings = [*summary.warnings, *machine.warnings]
+    warnings = [*summary.warnings, *stragglers, *machine.warnings]
     if used.warning:
         warnings.append(used.warning)
     lost = [step for step, value in points if value is None]
@@ -211,7 +222,7 @@ def _record(
         id=record_id,
         time=f"{started:%Y-%m-%dT%H:%M:%SZ}",
         command=command,
-        benchmark="resnet50",
+        benchmark="vit_b_16" if options.model == "vit_b_16" else "resnet50",
         origin=session.backend.origin,
         backend=records.BackendPart(session.backend.name, session.backend.kind),
         hardware=machine.hardware,
@@ -241,7 +252,7 @@ def _record(
             accuracy=_or_reason(accuracy, "fraction", "not evaluated; run with --evaluate"),
             peak_allocated=machine.peak_allocated,
             peak_reserved=machine.peak_reserved,
-            **counted,
+            **figures,
         ),
         efficiency=used.efficiency,
         warnings=tuple(warnings),

@@ -8,7 +8,19 @@ None with a reason, never a neighbour. Nothing here imports torch.
 from __future__ import annotations
 
 from accel.chips._recognise import Recognition, recognise
-from accel.chips._table import Chip, Price, Value, get, table
+from accel.chips._table import CONFIDENCES, Chip, Price, Value, get, suggestion, table
 from accel.chips._utilisation import Utilisation, utilisation
 
-__all__ = ["Chip", "Price", "Recognition", "Utilisation", "Value", "get", "recognise", "table", "utilisation"]
+__all__ = [
+    "CONFIDENCES",
+    "Chip",
+    "Price",
+    "Recognition",
+    "Utilisation",
+    "Value",
+    "get",
+    "recognise",
+    "suggestion",
+    "table",
+    "utilisation",
+]

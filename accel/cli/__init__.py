@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import typer
 
-from accel.cli import bench, chips, compare, conformance, doctor, emulate, launch, memory, predict
+from accel.cli import bench, chips, compare, conformance, doctor, emulate, launch, memory, parity, predict
 from accel.errors import AccelError
 
 app = typer.Typer(
@@ -21,10 +21,11 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command()(doctor.doctor)
+app.add_typer(doctor.app, name="doctor")
 app.add_typer(bench.app, name="bench")
 app.command()(compare.compare)
 app.command()(memory.memory)
+app.add_typer(parity.app, name="parity")
 app.command()(predict.predict)
 app.command()(chips.chips)
 app.command()(conformance.conformance)

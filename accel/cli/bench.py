@@ -23,10 +23,14 @@ def _group() -> None:
     """Run a benchmark and write its record."""
 
 
-@app.command()
-def resnet50(
+@app.command("resnet50")
+@app.command("vit_b_16")
+def train(
+    context: typer.Context,
     out: Annotated[str, typer.Option(help="Folder for the record, or a file that ends in .json.")] = "results",
-    model: Annotated[str, typer.Option(help="resnet50 or resnet18.")] = "resnet50",
+    model: Annotated[
+        str | None, typer.Option(help="resnet50, resnet18 or vit_b_16; that of the command's name by default.")
+    ] = None,
     data: Annotated[
         str | None, typer.Option(help="digits, synthetic or folder:PATH; digits by default, synthetic with --aot.")
     ] = None,
@@ -39,6 +43,7 @@ def resnet50(
     warmup: Annotated[int, typer.Option(help="Untimed steps first; more while something compiles.")] = 3,
     repeats: Annotated[int, typer.Option(help="Repeats; each gives one throughput.")] = 3,
     workers: Annotated[int, typer.Option(help="Data loading processes of each rank.")] = 0,
+    lr: Annotated[float | None, typer.Option(help="Peak learning rate; 0.001 for each image of a step.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of host and device generators.")] = 0,
     evaluate: Annotated[bool, typer.Option("--evaluate", help="Accuracy on held-out data after the run.")] = False,
     aot: Annotated[
@@ -63,16 +68,20 @@ def resnet50(
         str | None, typer.Option(metavar="FILE", help="Draw memory over one step into this .png, .svg or .pdf.")
     ] = None,
     compiled: Annotated[bool, typer.Option("--compile", help="Run the model through torch.compile.")] = False,
+    devices: Annotated[
+        str | None,
+        typer.Option(metavar="N,N,...", help="Launch on each number of devices; how it scales."),
+    ] = None,
     cuda_graphs: Annotated[
         bool, typer.Option("--cuda-graphs", help="Record forward and backward once, then replay them.")
     ] = False,
 ) -> None:
-    """Train ResNet-50 and time it: throughput, step times, loss curve, and accuracy with --evaluate."""
+    """Train a model and time it: throughput, step times, loss curve, and accuracy with --evaluate."""
     from accel.bench._options import Options
     from accel.errors import ArgumentError
 
     options = Options(
-        model=model,
+        model=model or str(context.info_name),
         data=data or ("digits" if aot is None and not plan else "synthetic"),
         size=size,
         batch=batch,
@@ -83,6 +92,7 @@ def resnet50(
         warmup=warmup,
         repeats=repeats,
         workers=workers,
+        lr=lr,
         seed=seed,
         evaluate=evaluate,
         compile=compiled,
@@ -90,6 +100,9 @@ def resnet50(
         graphs=cuda_graphs,
     )
     command = shlex.join(["accel", *sys.argv[1:]])
+    if devices is not None:
+        _scale(devices, out, alone={"--aot": aot is not None, "--fit": fit, "--plan": plan})
+        return
     if aot is not None and (plan or memory_plot is not None):
         raise ArgumentError("--aot compiles a step for a TPU: leave out --plan and --memory-plot")
     if aot is not None:
@@ -131,6 +144,20 @@ def resnet50(
     for warning in record.warnings:
         console.print(f"warning: {warning}", markup=False, highlight=False)
     console.print(f"record: {path}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _scale(devices: str, out: str, alone: dict[str, bool]) -> None:
+    from accel import compare
+    from accel.bench import scaling
+    from accel.errors import ArgumentError
+
+    for option, given in alone.items():
+        if given:
+            raise ArgumentError(f"{option} compiles and runs nothing; give it without --devices")
+    counts = scaling.parse(devices)
+    at = next(i for i, text in enumerate(sys.argv) if text.split("=")[0] == "--devices")
+    arguments = [*sys.argv[2:at], *sys.argv[at + (1 if "=" in sys.argv[at] else 2) :]]
+    compare.print_report(compare.compare(scaling.run(counts, arguments, out)), rich.get_console())
 
 
 def _show_prediction(path: Path, record: Record) -> None:
@@ -232,7 +259,9 @@ def overhead(
     limit: Annotated[float | None, typer.Option(help="Fail when accel's upper bound is above these us.")] = None,
     out: Annotated[str | None, typer.Option(help="Also write the figures to this JSON file.")] = None,
 ) -> None:
-    """What a Session adds to a hand-written training step, beside Accelerate and Fabric where installed."""
+    """What a Session adds to a hand-written training step, beside Accelerate and Fabric where installed; with --nproc
+    above 1 also what each mode of checks adds to a collective.
+    """
     import os
 
     from accel.errors import ArgumentError
@@ -248,15 +277,18 @@ def overhead(
         words = ["-m", *f"accel bench overhead --nproc {nproc} --repeats {repeats} --block {block}".split()]
         words += [word for name in chosen for word in ("--precision", name)] + ([] if out is None else ["--out", out])
         raise typer.Exit(run_ranks(words, nproc))
-    from accel.bench.overhead import measure, record, table
+    from accel.bench.overhead import measure, measure_calls, record, table
 
     results = [measure(p, repeats=repeats, block=block) for p in chosen]
+    if nproc > 1:
+        results.append(measure_calls(repeats=repeats, block=block))
     if os.environ.get("RANK", "0") != "0":
         return
     rich.get_console().print(table(results))
     if out is not None:
         Path(out).write_text(json.dumps(record(results), indent=2) + "\n")
-    above = [r for r in results if limit is not None and r.interval("accel")[2] > limit]
+    steps = results[: len(chosen)]
+    above = [r for r in steps if limit is not None and r.interval("accel")[2] > limit]
     if above:
         names = ", ".join(f"{r.precision} {r.interval('accel')[2]:.1f} us" for r in above)
         rich.get_console().print(f"above the limit of {limit:g} us a step: {names}")

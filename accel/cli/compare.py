@@ -18,6 +18,13 @@ def compare(
     html: Annotated[str | None, typer.Option(help="Write one self-contained HTML page to this file.")] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown instead of a table.")] = False,
     csv: Annotated[bool, typer.Option("--csv", help="Print CSV instead of a table.")] = False,
+    baseline: Annotated[
+        str | None, typer.Option(metavar="RUN", help="Start of the id of the run that ratios are against.")
+    ] = None,
+    price: Annotated[
+        list[str] | None,
+        typer.Option(metavar="CHIP=USD", help="USD an hour of one chip, instead of the chip table's; again for more."),
+    ] = None,
     with_published: Annotated[
         bool, typer.Option("--with-published", help="Lay published figures of the same models beside, with sources.")
     ] = False,
@@ -30,8 +37,9 @@ def compare(
 
     if markdown and csv:
         raise ArgumentError("both --markdown and --csv were given; give one of the two")
+    prices = comparing.parse_prices(price or ())
     loaded = comparing.load(paths, skip_invalid=skip_invalid)
-    report = comparing.compare(loaded.records.values())
+    report = comparing.compare(loaded.records.values(), baseline=baseline, prices=prices)
     if with_published:
         report = comparing.with_published(report)
     written = comparing.write_html(report, html, loaded.skipped) if html else None

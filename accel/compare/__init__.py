@@ -8,6 +8,7 @@ page.
 from __future__ import annotations
 
 from accel.compare._cells import show
+from accel.compare._cost import parse_prices
 from accel.compare._groups import Entry, Group, Report, compare
 from accel.compare._html import write_html
 from accel.compare._load import Loaded, load
@@ -24,6 +25,7 @@ __all__ = [
     "csv_text",
     "load",
     "markdown_text",
+    "parse_prices",
     "print_report",
     "show",
     "with_published",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from accel.compare._groups import Entry
+from accel.compare._uncertainty import Unknown
 from accel.records import Figure, Record
 
 ORIGIN_SHORT = {"measured": "meas", "emulated": "emul", "published": "publ", "predicted": "pred"}
@@ -31,12 +32,19 @@ def columns(entry: Entry, baseline: Entry) -> dict[str, Cell]:
     compiled = {} if baseline.record.prediction is None else _compiled(record)
     return {
         "throughput": cell(record, results.throughput),
+        "95 % interval": _interval(entry),
         "repeats": _repeats(record),
         "per device": cell(record, results.throughput_per_device),
         f"vs {baseline.tag}": _ratio(entry),
+        "more than noise": _verdict(entry),
         "MFU": _utilisation(record),
+        "a million images": _cost(entry, entry.cost.million, entry.cost.reason),
+        "an ImageNet epoch": _cost(entry, entry.cost.epoch, entry.cost.epoch_reason),
         "step time": cell(record, results.step_time),
         "p10 to p90": _spread(record),
+        "phases": _phases(record),
+        "reduction": cell(record, results.reduce_time),
+        "energy": cell(record, results.energy),
         "loss": _loss(record),
         "accuracy": cell(record, results.accuracy),
         "peak allocated": cell(record, results.peak_allocated),
@@ -119,10 +127,49 @@ def _spread(record: Record) -> Cell:
     return Cell(f"{show(low)} to {show(high)}", record.origin_of(low))
 
 
+PHASES = ("data", "forward", "backward", "update")
+
+
+def phase_times(record: Record) -> dict[str, float] | None:
+    """Seconds of a step by phase; None where they were not measured."""
+    times = {name: getattr(record.results, f"{name}_time").value for name in PHASES}
+    return None if None in times.values() else times
+
+
+def _phases(record: Record) -> Cell:
+    times = phase_times(record)
+    whole = sum(times.values()) if times else 0
+    if not times or not whole:
+        return Cell("-", why=record.results.data_time.reason)
+    shares = ", ".join(f"{name} {seconds / whole:.0%}" for name, seconds in times.items())
+    return Cell(shares, record.origin_of(record.results.data_time))
+
+
 def _ratio(entry: Entry) -> Cell:
     if entry.ratio is None:
         return Cell("-", why="one of the two throughputs is unknown, zero or of another origin")
     return Cell(f"{entry.ratio:.2f}x", entry.record.origin_of(entry.record.results.throughput))
+
+
+def _interval(entry: Entry) -> Cell:
+    if isinstance(entry.interval, Unknown):
+        return Cell("-", why=entry.interval.reason)
+    low, high = entry.interval
+    return Cell(f"{number(low)} to {number(high)}", entry.record.origin_of(entry.record.results.throughput))
+
+
+def _verdict(entry: Entry) -> Cell:
+    if isinstance(entry.ratio_interval, Unknown):
+        return Cell("-", why=None if entry.is_baseline else entry.ratio_interval.reason)
+    low, high = entry.ratio_interval
+    origin = entry.record.origin_of(entry.record.results.throughput)
+    return Cell(f"{entry.verdict} ({low:.3g}x to {high:.3g}x)", origin)
+
+
+def _cost(entry: Entry, value: float | None, reason: str | None) -> Cell:
+    if value is None:
+        return Cell("-", why=reason)
+    return Cell(f"{number(value)} USD", entry.record.origin_of(entry.record.results.throughput))
 
 
 def _loss(record: Record) -> Cell:

@@ -6,21 +6,36 @@ because they are what hardware and its software bring along; where they differ i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
+from accel.compare._cost import Cost, check_prices, cost
+from accel.compare._fairness import cautions
 from accel.compare._parity import Parity, parities
+from accel.compare._scaling import Scaling, scalings
+from accel.compare._uncertainty import Interval, Unknown, ratio_interval, throughput_interval
+from accel.errors import ArgumentError
 from accel.published import Run
 from accel.records import Figure, Record
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One record in a report. `tag` ("#1") names it everywhere; `ratio` is its throughput over the baseline's."""
+    """One record in a report. `tag` ("#1") names it everywhere; `ratio` is its throughput over the baseline's.
+
+    `interval` is of its throughput, `ratio_interval` of the ratio, both 95 %; `cautions` are what makes the two no fair
+    match.
+    """
 
     tag: str
     record: Record
     ratio: float | None
+    interval: Interval | Unknown
+    ratio_interval: Interval | Unknown
+    cost: Cost
+    cautions: tuple[str, ...] = ()
+    is_baseline: bool = False
 
     @property
     def hardware(self) -> str:
@@ -29,6 +44,15 @@ class Entry:
         chip = hardware.chip.value or "unknown chip"
         count = hardware.devices.value
         return chip if count == 1 else f"{chip} x {'unknown count' if count is None else count}"
+
+    @property
+    def verdict(self) -> str | None:
+        """Whether it differs from its baseline by more than noise; None where the noise is not known."""
+        if self.is_baseline or isinstance(self.ratio_interval, Unknown):
+            return None
+        if self.ratio_interval.holds(1):
+            return "no significant difference"
+        return "faster" if self.ratio_interval.low > 1 else "slower"
 
 
 @dataclass(frozen=True)
@@ -60,6 +84,7 @@ class Report:
     groups: list[Group]
     differences: list[Difference]
     parity: list[Parity]  # of the loss curves, across origins
+    scaling: list[Scaling]  # over numbers of devices
     published: tuple[Run, ...] = ()  # laid beside, see `with_published`
 
     @property
@@ -67,20 +92,58 @@ class Report:
         return [entry for group in self.groups for entry in group.entries]
 
 
-def compare(records: Iterable[Record]) -> Report:
-    """Group `records`, in the order given. Raises nothing: whatever cannot be compared stands in a group of its own."""
+def compare(
+    records: Iterable[Record],
+    *,
+    baseline: str | None = None,
+    prices: Mapping[str, float] = MappingProxyType({}),
+) -> Report:
+    """Group `records`, in the order given; whatever cannot be compared stands in a group of its own.
+
+    `baseline`: the start of the id of the run that comes first, and so is the baseline of its group. `prices`: USD an
+    hour by chip, instead of the chip table's. Raises `ArgumentError` for a baseline that is not one run, and for the
+    price of a chip that no record has.
+    """
+    ordered = _ordered(list(records), baseline)
+    check_prices(prices, ordered)
     by_key: dict[tuple[str, ...], list[Entry]] = {}
-    for index, record in enumerate(records, start=1):
+    for index, record in enumerate(ordered, start=1):
         members = by_key.setdefault(tuple(_key(record).values()), [])
-        baseline = members[0].record if members else record
-        members.append(Entry(f"#{index}", record, _ratio(record, baseline)))
+        members.append(_entry(f"#{index}", record, members[0].record if members else None, prices))
     groups = [
         Group(chr(ord("A") + i) if i < 26 else f"G{i + 1}", _key(members[0].record), members, _conditions(members))
         for i, members in enumerate(by_key.values())
     ]
     keys = {f"group {group.name}": group.key for group in groups}
     entries = sorted((entry for group in groups for entry in group.entries), key=lambda entry: int(entry.tag[1:]))
-    return Report(groups, _differences(keys), parities(entries, _work))
+    scaling = scalings(entries, lambda entry: _key(entry.record))
+    return Report(groups, _differences(keys), parities(entries, _work), scaling)
+
+
+def _ordered(records: list[Record], baseline: str | None) -> list[Record]:
+    if baseline is None:
+        return records
+    found = [record for record in records if record.id.startswith(baseline)]
+    if len(found) != 1 or not baseline:
+        runs = ", ".join(record.id for record in found or records)
+        raise ArgumentError(
+            f"--baseline is {baseline!r}, which is the start of {len(found)} runs' ids; expected that of one of: {runs}"
+        )
+    return [*found, *(record for record in records if record is not found[0])]
+
+
+def _entry(tag: str, record: Record, baseline: Record | None, prices: Mapping[str, float]) -> Entry:
+    ratio = _ratio(record, baseline or record)
+    return Entry(
+        tag,
+        record,
+        ratio,
+        throughput_interval(record),
+        Unknown("it is the baseline") if baseline is None else ratio_interval(record, baseline, ratio),
+        cost(record, prices),
+        tuple(cautions(record, baseline)),
+        baseline is None,
+    )
 
 
 _FIELDS: dict[str, Callable[[Record], str | Figure]] = {

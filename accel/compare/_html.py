@@ -38,6 +38,7 @@ def write_html(report: Report, path: str | os.PathLike[str], skipped: list[str] 
         report=report,
         groups=[(group, _title(group), _rows(group), _plots.plots(group)) for group in report.groups],
         origins={name: ORIGIN_MEANING[name] for name in _origins(report)},
+        scaling=_plots.scaling(report.scaling),
         published=[columns_of_published(run) for run in report.published],
         published_title=TITLE,
         published_meaning=MEANING,
@@ -92,6 +93,7 @@ def _details(entry: Entry) -> dict[str, dict[str, str]]:
     counted = vars(record.efficiency).items() if record.efficiency else ()
     return {
         "Work and utilisation": {name: _text(value) for name, value in counted},
+        "Price": {"price": entry.cost.words} if entry.cost.source else {},
         "Sources": {str(index): source for index, source in enumerate(record.sources, 1)},
         "Run": run | {"execution": record.backend.kind, "origin": record.origin},
         "Numerics in force": {name: str(value) for name, value in record.numerics.in_force.items()},

@@ -10,15 +10,18 @@ from __future__ import annotations
 import io
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import matplotlib as mpl
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from accel.compare._cells import number
+from accel import chips
+from accel.compare._cells import number, phase_times
 from accel.compare._groups import Entry, Group
+from accel.compare._scaling import Scaling
+from accel.compare._uncertainty import Unknown
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,13 +56,56 @@ class Plot(NamedTuple):
 def plots(group: Group) -> list[Plot]:
     """The plots of `group`; a record without the figures is named in the caption."""
     return [
-        _plot("Throughput", "Median of the repeats as a bar, each repeat as a dot. Images/s, more is better.",
+        _plot("Throughput", "Median of the repeats as a bar, each repeat as a dot, the 95 % interval as a line. "
+              "Images/s, more is better.",
               group, lambda entry: entry.record.results.throughput.value is not None, _throughput),
         _plot("Training loss", "Mean over ranks since the previous point, by optimizer step.",
               group, lambda entry: bool(entry.record.results.loss_curve.points), _loss),
         _plot("Step time", "Each timed step as a dot, p10 to p90 as a band, the median as a line. Less is better.",
               group, lambda entry: bool(entry.record.results.step_times.values), _step_time),
+        *_optional(group),
     ]  # fmt: skip
+
+
+def _optional(group: Group) -> list[Plot]:
+    """Plots that are left out where no record of the group has the figures."""
+    found = [
+        _plot("Phases of a step", "Measured in warm-up, each phase ended by a synchronized device, so without overlap: "
+              "data, forward, backward with the reduction it starts, update (darker to lighter).",
+              group, lambda entry: phase_times(entry.record) is not None, _phases),
+        _plot("Peak memory", "Peak of the bytes in live tensors on one device. Less is better.",
+              group, lambda entry: bool(entry.record.results.peak_allocated.value), _memory),
+        _plot("Cost", "USD for a million images, at the price under \"how it was run\". Less is better.",
+              group, lambda entry: entry.cost.million is not None, _cost),
+        _plot("Roofline", "Work done a second against work a byte of the traced step, below what the chip's memory and "
+              "units allow (lines).", group, lambda entry: _roof(entry) is not None, _roofline),
+    ]  # fmt: skip
+    return [plot for plot in found if plot.svg is not None]
+
+
+def scaling(rows: Sequence[Scaling]) -> Plot:
+    """Efficiency over the number of devices, one line for each baseline."""
+    caption = "Throughput a device, as a share of that on the fewest devices."
+    if not rows:
+        return Plot("Scaling", caption, None)
+    families: dict[str, list[Scaling]] = {}
+    for row in rows:
+        families.setdefault(row.baseline.tag, []).append(row)
+    with mpl.rc_context(_STYLE):
+        canvas = Canvas(figsize=(_WIDTH, 2.9), layout="constrained")
+        axes = canvas.add_subplot()
+        for index, members in enumerate(families.values()):
+            devices, shares = [m.devices for m in members], [m.efficiency * 100 for m in members]
+            name = members[0].baseline.record.hardware.chip.value or "unknown chip"
+            axes.plot(devices, shares, "o-", color=color(index), label=f"{name} ({members[0].origin})")
+        axes.axhline(100, color=_INK, linewidth=0.8, alpha=0.5)
+        axes.set_ylim(bottom=0)
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: number(int(value))))
+        axes.set_xlabel("devices")
+        axes.set_ylabel("% of ideal")
+        axes.legend(frameon=False, fontsize=9.5)
+        return Plot("Scaling", caption, _svg(canvas, f"Scaling: {caption}"))
 
 
 def color(index: int) -> str:
@@ -84,7 +130,7 @@ def _plot(
         return Plot(title, caption, None)
     with mpl.rc_context(_STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # the browser has fonts that matplotlib lacks
-        bars = draw is not _loss
+        bars = draw not in (_loss, _roofline)
         height = 0.9 + 0.62 * len(drawn) if bars else 2.9
         canvas = Canvas(figsize=(_WIDTH, height), layout="constrained")
         draw(canvas.add_subplot(), drawn)
@@ -97,6 +143,8 @@ def _throughput(axes: Axes, drawn: list[tuple[str, Entry]]) -> None:
         value = results.throughput.value or 0
         axes.barh(row, value, height=0.42, color=shade, alpha=0.75)
         repeats = results.throughput_repeats.values
+        if not isinstance(entry.interval, Unknown):
+            axes.plot(entry.interval, [row, row], "-", color=_INK, linewidth=1.6)
         axes.plot(repeats, [row] * len(repeats), "o", markersize=4.5, color=_INK, alpha=0.6, markeredgewidth=0)
         spread = f" ({number(min(repeats))} to {number(max(repeats))})" if repeats else ""
         axes.text(0, row - 0.3, f"{_name(entry)}: {number(value)}{spread}", va="bottom", fontsize=9.5)
@@ -147,6 +195,76 @@ def _loss(axes: Axes, drawn: list[tuple[str, Entry]]) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
     axes.set_xlabel("optimizer step")
     axes.set_ylabel(f"loss ({drawn[0][1].record.results.loss_curve.unit})")
+    axes.grid(alpha=0.15, color=_INK)
+    axes.legend(frameon=False, fontsize=9.5)
+
+
+def _phases(axes: Axes, drawn: list[tuple[str, Entry]]) -> None:
+    for row, (shade, entry) in enumerate(drawn):
+        left = 0.0
+        times = phase_times(entry.record) or {}
+        for alpha, seconds in zip((1.0, 0.75, 0.5, 0.25), times.values(), strict=False):
+            axes.barh(row, seconds * 1e3, left=left, height=0.42, color=shade, alpha=alpha)
+            left += seconds * 1e3
+        words = " ".join(f"{seconds / sum(times.values()):.0%}" for seconds in times.values())
+        axes.text(0, row - 0.3, f"{_name(entry)}: {words}", va="bottom", fontsize=9.5)
+    _rows(axes, len(drawn))
+    axes.set_xlim(left=0)
+    axes.set_xlabel("ms a step")
+
+
+def _memory(axes: Axes, drawn: list[tuple[str, Entry]]) -> None:
+    values = [(entry.record.results.peak_allocated.value or 0) / 2**30 for _, entry in drawn]
+    _bars(axes, drawn, values, [f"{value:.2f} GiB" for value in values], "GiB")
+
+
+def _cost(axes: Axes, drawn: list[tuple[str, Entry]]) -> None:
+    values = [entry.cost.million or 0 for _, entry in drawn]
+    _bars(axes, drawn, values, [f"{number(value)} USD" for value in values], "USD a million images")
+
+
+def _bars(axes: Axes, drawn: list[tuple[str, Entry]], values: list[float], words: list[str], unit: str) -> None:
+    for row, ((shade, entry), value, text) in enumerate(zip(drawn, values, words, strict=True)):
+        axes.barh(row, value, height=0.42, color=shade, alpha=0.75)
+        axes.text(0, row - 0.3, f"{_name(entry)}: {text}", va="bottom", fontsize=9.5)
+    _rows(axes, len(drawn))
+    axes.set_xlim(left=0)
+    axes.set_xlabel(unit)
+
+
+class _Roof(NamedTuple):
+    intensity: float  # FLOP a byte
+    achieved: float  # FLOP/s
+    peak: float
+    bandwidth: float  # bytes/s
+
+
+def _roof(entry: Entry) -> _Roof | None:
+    """The point of a record and its chip's roof, all of one device; None where the chip or the work is unknown."""
+    used = entry.record.efficiency
+    chip = chips.table().get(used.chip.value or "") if used else None
+    if used is None or chip is None or chip.bandwidth is None or entry.record.origin != "measured":
+        return None
+    work, moved = used.flops_training.value, used.bytes_training.value
+    if not work or not moved or not used.achieved.value or not used.peak.value:
+        return None
+    bandwidth = chip.bandwidth.plain / chip.devices_per_chip
+    return _Roof(work / moved, used.achieved.value, used.peak.value, bandwidth)
+
+
+def _roofline(axes: Axes, drawn: list[tuple[str, Entry]]) -> None:
+    found = [(shade, entry, roof) for shade, entry in drawn if (roof := _roof(entry)) is not None]
+    ridge = max(roof.peak / roof.bandwidth for _, _, roof in found)
+    low, high = min(roof.intensity for _, _, roof in found) / 8, ridge * 8
+    for shade, entry, roof in found:
+        knee = roof.peak / roof.bandwidth
+        xs = (low, knee, high)
+        axes.plot(xs, [min(x * roof.bandwidth, roof.peak) / 1e12 for x in xs], color=shade, linewidth=1.2)
+        axes.plot([roof.intensity], [roof.achieved / 1e12], "o", color=shade, label=_name(entry))
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel("FLOP a byte")
+    axes.set_ylabel("TFLOP/s a device")
     axes.grid(alpha=0.15, color=_INK)
     axes.legend(frameon=False, fontsize=9.5)
 

@@ -8,7 +8,6 @@ from rich.text import Text
 
 from accel.compare._cells import ORIGIN_MEANING, ORIGIN_SHORT, Cell, columns
 from accel.compare._groups import Difference, Entry, Group, Report
-from accel.compare._parity import Parity
 from accel.compare._published import MEANING, TITLE
 from accel.compare._published import columns as columns_of_published
 
@@ -27,7 +26,10 @@ def print_report(report: Report, console: Console) -> None:
         _print_differences(report.differences, console)
     if report.parity:
         console.print(Text("Loss parity: the same work, step by step", style="bold"))
-        _print_parity(report.parity, console)
+        _print_words([one.words for one in report.parity], console)
+    if report.scaling:
+        console.print(Text("Scaling: the same work a device on more devices", style="bold"))
+        _print_words([one.words for one in report.scaling], console)
     if report.published:
         _print_published(report, console)
     origins = dict.fromkeys([*(group.origin for group in report.groups), *(["published"] if report.published else [])])
@@ -55,6 +57,10 @@ def _print_group(group: Group, console: Console) -> None:
     for entry in group.entries:
         for warning in entry.record.warnings:
             console.print(Text(f"{entry.tag} warning: {warning}", style="yellow"))
+        for caution in entry.cautions:
+            console.print(Text(f"{entry.tag} caution: {caution}", style="yellow"))
+        if entry.cost.source:
+            console.print(Text(f"{entry.tag} price: {entry.cost.words}", style="dim"))
         unknown = [f"{name}: {cell.why}" for name, cell in columns(entry, baseline).items() if cell.why]
         for source in entry.record.sources:
             console.print(Text(f"{entry.tag} source: {source}", style="dim"))
@@ -96,12 +102,12 @@ def _how(entry: Entry) -> dict[str, str]:
     }
 
 
-def _print_parity(parity: list[Parity], console: Console) -> None:
+def _print_words(rows: list[dict[str, str]], console: Console) -> None:
     table = Table()
-    for title in parity[0].words:
+    for title in rows[0]:
         table.add_column(title, overflow="fold")
-    for one in parity:
-        table.add_row(*(Text(word) for word in one.words.values()))
+    for row in rows:
+        table.add_row(*(Text(word) for word in row.values()))
     console.print(table)
 
 

@@ -9,6 +9,7 @@ from accel.compare._cells import Cell, columns
 from accel.compare._groups import Difference, Entry, Report
 from accel.compare._published import MEANING, TITLE
 from accel.compare._published import columns as published_columns
+from accel.compare._uncertainty import Interval, Unknown
 from accel.records import Figure
 
 
@@ -25,14 +26,17 @@ def markdown_text(report: Report) -> str:
             lines.append(_markdown_row([entry.tag, entry.hardware, entry.record.backend.name, *cells]))
         lines.append("")
         warnings = [f"- {entry.tag} warning: {_escape(w)}" for entry in group.entries for w in entry.record.warnings]
+        warnings += [f"- {entry.tag} caution: {_escape(c)}" for entry in group.entries for c in entry.cautions]
+        warnings += [
+            f"- {entry.tag} price: {_escape(entry.cost.words)}" for entry in group.entries if entry.cost.source
+        ]
         warnings += [f"- {entry.tag} source: {_escape(s)}" for entry in group.entries for s in entry.record.sources]
         lines += [*warnings, ""] if warnings else []
         lines += _markdown_differences("Differs inside this group", group.conditions)
     lines += _markdown_published(report)
     lines += _markdown_differences("Groups are not comparable with each other; they differ in", report.differences)
-    if report.parity:
-        rows = [_markdown_row(list(one.words.values())) for one in report.parity]
-        lines += ["### Loss parity", "", *_markdown_head(list(report.parity[0].words)), *rows]
+    lines += _markdown_words("Loss parity", [one.words for one in report.parity])
+    lines += _markdown_words("Scaling", [one.words for one in report.scaling])
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -79,6 +83,12 @@ def _csv_row(group: str, baseline: Entry, entry: Entry) -> dict[str, object]:
         "backend": record.backend.name,
         "baseline": baseline.record.id,
         "ratio to baseline": "" if entry.ratio is None else entry.ratio,
+        **_csv_interval("ratio to baseline", entry.ratio_interval),
+        "more than noise": entry.verdict or "",
+        **_csv_interval("throughput [images/s]", entry.interval),
+        "cost of a million images [USD]": "" if entry.cost.million is None else entry.cost.million,
+        "cost of an ImageNet epoch [USD]": "" if entry.cost.epoch is None else entry.cost.epoch,
+        "price": entry.cost.words if entry.cost.source else "",
     }
     for name, figure in vars(record.results).items():
         if isinstance(figure, Figure):
@@ -91,7 +101,13 @@ def _csv_row(group: str, baseline: Entry, entry: Entry) -> dict[str, object]:
     row["numerics in force"] = "; ".join(f"{name}={value}" for name, value in record.numerics.in_force.items())
     row["versions"] = "; ".join(f"{name}={value}" for name, value in record.versions.items())
     row["warnings"] = "; ".join(record.warnings)
+    row["cautions"] = "; ".join(entry.cautions)
     return row
+
+
+def _csv_interval(title: str, interval: Interval | Unknown) -> dict[str, object]:
+    low, high = ("", "") if isinstance(interval, Unknown) else interval
+    return {f"{title} low, 95 %": low, f"{title} high, 95 %": high}
 
 
 def _markdown_cell(cell: Cell) -> str:
@@ -112,6 +128,12 @@ def _markdown_published(report: Report) -> list[str]:
     rows = [published_columns(run) for run in report.published]
     head = [f"### {TITLE}", "", f"{MEANING[0].upper()}{MEANING[1:]}.", "", *_markdown_head(list(rows[0]))]
     return [*head, *(_markdown_row(list(row.values())) for row in rows), ""]
+
+
+def _markdown_words(title: str, rows: list[dict[str, str]]) -> list[str]:
+    if not rows:
+        return []
+    return [f"### {title}", "", *_markdown_head(list(rows[0])), *(_markdown_row(list(r.values())) for r in rows), ""]
 
 
 def _markdown_differences(title: str, differences: list[Difference]) -> list[str]:

@@ -12,6 +12,7 @@ from collections import OrderedDict
 import torch
 from torch import nn
 
+from accel import recompute
 from accel.errors import ArgumentError
 
 
@@ -39,25 +40,38 @@ class EncoderBlock(nn.Module):
 class Encoder(nn.Module):
     """Adds positions and runs the blocks: (N, S, D) -> (N, S, D)."""
 
-    def __init__(self, tokens: int, depth: int, heads: int, width: int, hidden: int) -> None:
+    def __init__(self, tokens: int, depth: int, heads: int, width: int, hidden: int, checkpoint: bool) -> None:
         super().__init__()
+        self.checkpoint = checkpoint
         self.pos_embedding = nn.Parameter(torch.empty(1, tokens, width).normal_(std=0.02))
         blocks = {f"encoder_layer_{index}": EncoderBlock(heads, width, hidden) for index in range(depth)}
         self.layers = nn.Sequential(OrderedDict(blocks))
         self.ln = nn.LayerNorm(width, eps=1e-6)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.ln(self.layers(x + self.pos_embedding))  # type: ignore[no-any-return]
+        x = x + self.pos_embedding
+        for block in self.layers:
+            x = recompute.checkpoint(block, x) if self.checkpoint and torch.is_grad_enabled() else block(x)
+        return self.ln(x)  # type: ignore[no-any-return]
 
 
 class VisionTransformer(nn.Module):
     """A ViT on images of `size` px in patches of `patch` px: (N, 3, size, size) -> logits (N, K).
 
-    Raises `ArgumentError` for `num_classes` below 1, a `size` that patches do not fill, and images of another size.
+    `checkpoint` keeps only the input of each block for backward. Raises `ArgumentError` for `num_classes` below 1, a
+    `size` that patches do not fill, and images of another size.
     """
 
     def __init__(
-        self, size: int, patch: int, depth: int, heads: int, width: int, hidden: int, num_classes: int = 1000
+        self,
+        size: int,
+        patch: int,
+        depth: int,
+        heads: int,
+        width: int,
+        hidden: int,
+        num_classes: int = 1000,
+        checkpoint: bool = False,
     ) -> None:
         super().__init__()
         if num_classes < 1:
@@ -67,7 +81,7 @@ class VisionTransformer(nn.Module):
         self.size = size
         self.conv_proj = nn.Conv2d(3, width, kernel_size=patch, stride=patch)
         self.class_token = nn.Parameter(torch.zeros(1, 1, width))
-        self.encoder = Encoder((size // patch) ** 2 + 1, depth, heads, width, hidden)
+        self.encoder = Encoder((size // patch) ** 2 + 1, depth, heads, width, hidden, checkpoint)
         head = nn.Linear(width, num_classes)
         self.heads = nn.Sequential(OrderedDict(head=head))
         nn.init.trunc_normal_(self.conv_proj.weight, std=math.sqrt(1 / (3 * patch * patch)))
@@ -84,6 +98,6 @@ class VisionTransformer(nn.Module):
         return self.heads(self.encoder(tokens)[:, 0])  # type: ignore[no-any-return]
 
 
-def vit_b_16(num_classes: int = 1000, size: int = 224) -> VisionTransformer:
+def vit_b_16(num_classes: int = 1000, size: int = 224, checkpoint: bool = False) -> VisionTransformer:
     """ViT-B/16: 86,567,656 parameters at 1000 classes and 224 px, 35.1 GFLOP forward an image."""
-    return VisionTransformer(size, 16, depth=12, heads=12, width=768, hidden=3072, num_classes=num_classes)
+    return VisionTransformer(size, 16, 12, 12, width=768, hidden=3072, num_classes=num_classes, checkpoint=checkpoint)

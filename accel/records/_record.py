@@ -15,7 +15,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 SCHEMA = "accel-record/1"
 ORIGINS = ("measured", "emulated", "published", "predicted")
 
-NOT_YET = "the record was made by a version that did not count them"
+NOT_YET = "the record was made by a version that did not take it"
 
 Number = int | float
 Scalar = str | int | float | bool | None
@@ -141,6 +141,12 @@ class Results:
     peak_reserved: Figure
     compiles: Figure = Figure(None, "graphs", reason=NOT_YET)
     fallbacks: Figure = Figure(None, "operations", reason=NOT_YET)
+    data_time: Figure = Figure(None, "s", reason=NOT_YET)
+    forward_time: Figure = Figure(None, "s", reason=NOT_YET)
+    backward_time: Figure = Figure(None, "s", reason=NOT_YET)
+    update_time: Figure = Figure(None, "s", reason=NOT_YET)
+    reduce_time: Figure = Figure(None, "s", reason=NOT_YET)
+    energy: Figure = Figure(None, "J/image", reason=NOT_YET)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ pickle between processes of one test run; nothing of the library itself uses thi
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -95,6 +96,7 @@ class RankPool:
         """`backend`: the ranks start as this backend starts them; None: as processes with a launcher's variables."""
         self.world_size = world_size
         self._env = dict(env or {})
+        self._records: str | None = None  # folder of the ranks' flight records
         self._replicas_of = backend if hasattr(registry.decided(backend), "run_replicas") and backend else None
         self._ranks: list[_Rank] = []
 
@@ -112,9 +114,13 @@ class RankPool:
             raise RankFailure(failed)
         return [end.value for end in ended]
 
-    def outcomes(self, fn: Callable[..., Any], *args: Any, timeout: float = 60.0) -> list[Outcome]:
-        """Like `run`, but say how each rank ended; a rank is waited for until `timeout` whatever the others do."""
-        return self._run(fn, args, timeout, after_failure=timeout)
+    def outcomes(
+        self, fn: Callable[..., Any], *args: Any, timeout: float = 60.0, after_failure: float | None = None
+    ) -> list[Outcome]:
+        """Like `run`, but say how each rank ended; a rank is waited for until `timeout` whatever the others do, or for
+        `after_failure` seconds once one of them has failed.
+        """
+        return self._run(fn, args, timeout, timeout if after_failure is None else after_failure)
 
     def close(self) -> None:
         """End all ranks and what they started."""
@@ -123,11 +129,16 @@ class RankPool:
             rank.conn.close()
             rank.process.output.close()
         self._ranks = []
+        if self._records is not None:
+            shutil.rmtree(self._records, ignore_errors=True)
+            self._records = None
 
     def _start(self) -> list[_Rank]:
         world = range(self.world_size)
+        self._records = tempfile.mkdtemp(prefix="accel-ranks-")
+        env = {"ACCEL_FLIGHT_DIR": self._records, **self._env}
         if self._replicas_of is not None:
-            process = _Process(self.world_size, f"serve_replicas({self._replicas_of!r}, FDS)", self._env)
+            process = _Process(self.world_size, f"serve_replicas({self._replicas_of!r}, FDS)", env)
             return [_Rank(rank, process.conns[rank], process) for rank in world]
         ranks = []
         for rank in world:
@@ -138,7 +149,7 @@ class RankPool:
                 "LOCAL_WORLD_SIZE": self.world_size,
             }
             variables = {"MASTER_ADDR": "127.0.0.1", **{name: str(value) for name, value in place.items()}}
-            process = _Process(1, "serve(FDS)", {**variables, **self._env})
+            process = _Process(1, "serve(FDS)", {**variables, **env})
             ranks.append(_Rank(rank, process.conns[0], process))
         return ranks
 

@@ -16,6 +16,8 @@ from accel.eager import EagerDevice, foreign_generator
 from accel.errors import ArgumentError
 from accel_cpu.memory import total_memory
 
+RAPL = Path("/sys/class/powercap")  # running average power limit: an energy counter for each processor package
+
 
 class CpuDevice(EagerDevice):
     """The one CPU device of a process; torch gives it no index."""
@@ -49,6 +51,15 @@ class CpuDevice(EagerDevice):
 
     def event(self, timing: bool = False) -> CpuEvent:
         return CpuEvent(timing)
+
+    def energy(self, index: int | None = None) -> float | None:
+        self.checked(index)
+        try:
+            counters = [int((zone / "energy_uj").read_text()) for zone in sorted(RAPL.glob("intel-rapl:[0-9]*"))
+                        if zone.name.count(":") == 1]  # fmt: skip
+        except (OSError, ValueError):  # since Linux 5.10 only root may read them
+            return None
+        return sum(counters) / 1e6 if counters else None
 
     def _device_rng_state(self) -> dict[str, Any]:
         return {}  # the host's torch generator is the device's

@@ -18,6 +18,8 @@ class CpuNumerics(Numerics):
     """oneDNN's fp32 precision by unit, and torch's determinism."""
 
     device_type = "cpu"
+    not_deterministic = "another number of threads or another processor sums in another order"
+    widened = "AutocastCPU", ("softmax.int", "log_softmax.int", "layer_norm", "group_norm")
 
     def snapshot(self) -> tuple[dict[str, str], bool]:
         precisions = {unit: getattr(torch.backends.mkldnn, unit).fp32_precision for unit in UNITS}

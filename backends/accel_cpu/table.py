@@ -21,6 +21,7 @@ def capabilities(transport: Transport) -> CapabilityTable:
         ),
         "device.stream": emulated("operations have finished when their call returns; a stream orders nothing"),
         "device.event": emulated("records the host's clock"),
+        "device.energy": emulated("the whole host's processors (RAPL); None where that is not there or root's alone"),
         "memory.allocated": unsupported("torch counts no live bytes of CPU tensors"),
         "memory.reserved": native("resident set of the process, from /proc/self/status"),
         "memory.peak_reset": native("Linux resets the peak resident set through /proc/self/clear_refs"),

@@ -56,6 +56,10 @@ class CudaSpec:
             aliases=self.aliases,
         )
 
+    def variables(self, timeout: float) -> dict[str, str]:
+        """Torch reads it when the first communicator is made; 0, its default before torch 2.8, records nothing."""
+        return {"TORCH_NCCL_TRACE_BUFFER_SIZE": "2000"}
+
     def load(self) -> BackendParts:
         _, gpus = _usable(self.hardware())
         if "torch_npu.contrib.transfer_to_npu" in sys.modules:

@@ -11,6 +11,7 @@ from accel.chips import recognise
 from accel.device import DeviceProperties
 from accel.eager import EagerDevice
 from accel.errors import BackendError
+from accel_cuda import nvml
 
 
 class CudaDevice(EagerDevice):
@@ -51,6 +52,11 @@ class CudaDevice(EagerDevice):
     def identity(self, index: int | None = None) -> str | None:
         # NCCL compares PCI addresses and refuses two ranks on one, in its own words and only when it connects.
         return f"GPU-{torch.cuda.get_device_properties(self.checked(index)).uuid}"
+
+    def energy(self, index: int | None = None) -> float | None:
+        identity = self.identity(index)
+        assert identity is not None
+        return nvml.energy(identity)
 
     def graphed(self, module: nn.Module, sample: torch.Tensor, autocast_dtype: torch.dtype | None) -> nn.Module:
         kept = [buffer.clone() for buffer in module.buffers()]

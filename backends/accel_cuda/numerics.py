@@ -50,6 +50,10 @@ class CudaNumerics(Numerics):
     """
 
     device_type = "cuda"
+    not_deterministic = (
+        "operations on torch's list without a deterministic form raise an error; NCCL may choose another order of sums "
+        "for another number or wiring of GPUs"
+    )
 
     def __init__(self, capability: tuple[int, int]) -> None:
         super().__init__()

@@ -54,6 +54,18 @@ def driver() -> Driver:
         return Driver(text.value.decode(), (cuda.value // 1000, cuda.value % 1000 // 10), gpus)
 
 
+def energy(uuid: str) -> float | None:
+    """Joules that the GPU has taken since the driver was loaded; None where it does not count (before Volta, MIG)."""
+    millijoules, handle = ctypes.c_ulonglong(), ctypes.c_void_p()
+    try:
+        with _opened() as library:
+            _call(library, "nvmlDeviceGetHandleByUUID", uuid.encode(), ctypes.byref(handle))
+            _call(library, "nvmlDeviceGetTotalEnergyConsumption", handle, ctypes.byref(millijoules))
+    except NvmlError:  # a MIG device has no counter of its own, a container may not be allowed to read it
+        return None
+    return millijoules.value / 1e3
+
+
 def _gpu(library: Any, index: int) -> Gpu:
     handle = ctypes.c_void_p()
     _call(library, "nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(handle))

@@ -24,6 +24,7 @@ def capabilities(transport: Transport, capability: tuple[int, int]) -> Capabilit
         "precision.fp16": native("autocast to float16 with loss scaling; what is not cast computes as under fp32"),
         "device.stream": native("CUDA streams"),
         "device.event": native("CUDA events"),
+        "device.energy": native("NVML's energy counter (Volta and later); None for a MIG device"),
         "memory.allocated": native("live bytes of torch's caching allocator"),
         "memory.reserved": native("bytes that torch's caching allocator holds"),
         "memory.peak_reset": native("the peaks start anew at the live values"),

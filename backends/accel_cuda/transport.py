@@ -9,6 +9,7 @@ names ranks, comes first (T38).
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,7 @@ import torch
 from accel._c10d import C10dTransport
 from accel.errors import BackendError
 
+TRACED = 2000  # operations of NCCL that torch records
 INTERFACES = "NCCL_SOCKET_IFNAME"
 NO_INTERFACE = ("no socket interface found", "no interface found", "No interface found")  # NCCL 2.18 to 2.27
 DUPLICATE = "Duplicate GPU detected"
@@ -45,6 +47,14 @@ class CudaTransport(C10dTransport):
         # NCCL multiplies by 1/n before it adds up: right for wide floats; small fp16 values would be lost (T05).
         "mean": frozenset({torch.float32, torch.float64}),
     }
+
+    def flight_record(self) -> Any:
+        """What torch's recorder of NCCL operations holds; None where this torch has none."""
+        dump = getattr(torch._C._distributed_c10d, "_dump_nccl_trace_json", None)  # torch 2.6 to 2.13, CUDA builds
+        if dump is None:
+            return None
+        record: Any = json.loads(dump(includeCollectives=True, onlyActive=False))
+        return {"version": record.get("version"), "entries": record.get("entries", [])[-TRACED:]}
 
     def init(self, store: Any, rank: int, world_size: int, timeout: float, device: torch.device) -> None:
         check_interfaces(os.environ.get(INTERFACES), [name for _, name in socket.if_nameindex()])

@@ -13,10 +13,13 @@ from typing import Any
 import torch
 import torch_npu
 
+from accel import _env
 from accel.errors import UnsupportedError
 from accel.numerics import Numerics
 
 AUTOCAST = {"fp32": None, "tf32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+# Read when a communicator is made; sums are in whatever order packets come in otherwise (CANN, "HCCL_DETERMINISTIC").
+HCCL = {"HCCL_DETERMINISTIC": "true"}
 SATURATING = (
     "overflow saturates at 65504 instead of becoming inf, so that no loss scaling can see it "
     "(INF_NAN_MODE_ENABLE={enable}, INF_NAN_MODE_FORCE_DISABLE={disable}): unset both variables, or use bf16"
@@ -27,6 +30,10 @@ class NpuNumerics(Numerics):
     """HF32 by unit, torch's determinism, and the overflow mode, which a process cannot change."""
 
     device_type = "npu"
+    not_deterministic = (
+        "HCCL sums in a fixed order only where HCCL_DETERMINISTIC=true was set before its first collective, which a "
+        "session does; operators that CANN has no deterministic form of run as they are"
+    )
 
     def snapshot(self) -> tuple[bool, bool, Any, bool]:
         return (
@@ -39,6 +46,8 @@ class NpuNumerics(Numerics):
     def set(self, policy: str, deterministic: bool) -> None:
         if policy == "fp16" and not torch_npu.npu.utils.is_support_inf_nan():  # T14
             raise UnsupportedError(f"precision 'fp16' is unsupported on npu: {saturating()}")
+        if deterministic:
+            _env.set_vendor_variables(HCCL)
         fast = policy == "tf32"
         kinds = torch_npu.npu.CubeMathType
         # None where nobody set it; it cannot be unset again, so it is left alone then.

@@ -21,6 +21,7 @@ def capabilities(transport: Transport) -> CapabilityTable:
         "precision.fp16": native("autocast to float16 with loss scaling; the NPU keeps inf and NaN"),
         "device.stream": native("torch.npu.Stream; it has no priority"),
         "device.event": native("torch.npu.Event"),
+        "device.energy": unsupported("CANN counts no energy; npu-smi tells the power of a moment"),
         "memory.allocated": native("live bytes of torch_npu's caching allocator"),
         "memory.reserved": native("bytes that torch_npu's caching allocator holds in HBM"),
         "memory.peak_reset": native("torch.npu.reset_peak_memory_stats"),

@@ -24,6 +24,10 @@ class TpuNumerics(Numerics):
     """The precision of matrix products and convolutions, and torch's determinism."""
 
     device_type = "tpu"
+    not_deterministic = (
+        "torch's switch does not reach the compiler: one program on one kind of chip repeats its numbers, and another "
+        "version of libtpu or another number of chips may not"
+    )
 
     def snapshot(self) -> tuple[str, bool]:
         return torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()

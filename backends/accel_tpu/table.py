@@ -21,6 +21,7 @@ def capabilities(transport: Transport) -> CapabilityTable:
         "precision.fp16": unsupported(NO_FP16),
         "device.stream": unsupported(NO_STREAMS),
         "device.event": native("measured on the host, when it is told that the work is done"),
+        "device.energy": unsupported("torch_tpu tells no energy"),
         "memory.allocated": native("live bytes as libtpu counts them"),
         "memory.reserved": unsupported(NO_ALLOCATOR),
         "memory.peak_reset": unsupported(NO_PEAK_RESET),

@@ -20,7 +20,7 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch_xla.debug import metrics
 
-from accel.control import named
+from accel._words import named
 from accel.errors import CollectiveError, CollectiveTimeout
 
 _lock = threading.Lock()  # guards the tables below

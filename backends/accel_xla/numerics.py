@@ -9,11 +9,13 @@ from __future__ import annotations
 import logging
 
 import torch
+from torch import nn
 from torch_xla import backends
 from torch_xla import runtime as xr
 
 from accel.errors import UnsupportedError
 from accel.numerics import Numerics
+from accel_xla import batchnorm
 
 log = logging.getLogger("accel")
 
@@ -27,6 +29,11 @@ class XlaNumerics(Numerics):
     """The precision of matrix products, and torch's determinism."""
 
     device_type = "xla"
+    not_deterministic = (
+        "torch's switch does not reach XLA: one graph on one kind of chip repeats its numbers, and another graph, "
+        "version or number of devices may not"
+    )
+    widened = "AutocastXLA", ("softmax.int", "log_softmax.int", "layer_norm", "group_norm")
 
     def snapshot(self) -> tuple[str, bool]:
         return backends.get_mat_mul_precision(), torch.are_deterministic_algorithms_enabled()
@@ -57,6 +64,9 @@ class XlaNumerics(Numerics):
 
     def autocast_dtype(self, policy: str) -> torch.dtype | None:
         return AUTOCAST[policy]
+
+    def adapt(self, model: nn.Module) -> None:
+        batchnorm.correct(model)
 
     def arithmetic(self) -> str | None:
         if xr.device_type() != "TPU":

@@ -24,6 +24,7 @@ def capabilities(transport: Transport, client: str) -> CapabilityTable:
         "precision.fp16": unsupported(NO_FP16),
         "device.stream": unsupported("a lazy device orders work by its graph"),
         "device.event": unsupported("a lazy device has no streams"),
+        "device.energy": unsupported("torch_xla tells no energy"),
         "memory.allocated": native("live bytes of PJRT's client") if counted else unsupported(NO_FIGURES),
         "memory.reserved": unsupported(NO_ALLOCATOR if counted else NO_FIGURES),
         "memory.peak_reset": unsupported("PJRT's peak is that of the process"),

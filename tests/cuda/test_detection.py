@@ -121,6 +121,13 @@ def test_the_driver_lists_mig_devices(machine):
     assert [gpu.capability for gpu in nvml.driver().gpus] == [(8, 0), (8, 0), (7, 0)]
 
 
+def test_the_driver_counts_energy_where_the_chip_does(machine):
+    machine(A100, V100, "Tesla P100-PCIE-16GB|GPU-6666|6.0")
+    uuids = [gpu.uuid for gpu in nvml.driver().gpus]
+    assert [nvml.energy(uuid) for uuid in uuids] == [1.5, 3.0, None]  # joules, from millijoules
+    assert nvml.energy("MIG-1111") is None
+
+
 def test_what_the_installed_torch_is_built_for_is_read_without_importing_it():
     assert accel_cuda._build()[0] == torch.version.cuda
 

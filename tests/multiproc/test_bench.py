@@ -151,3 +151,50 @@ def test_a_record_made_on_the_command_line_is_compared_there(tmp_path: Path) -> 
 
 def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OMP_NUM_THREADS": "1"}
+
+
+def test_a_vit_is_trained_at_the_size_asked_for(tmp_path: Path) -> None:
+    path = _bench(str(tmp_path), model="vit_b_16", batch=2, steps=1)
+    assert path is not None
+    record = records.read(path)
+    assert record.benchmark == "vit_b_16"
+    assert record.workload.parameters.value == 85_658_890  # 10 classes, 4 patches of 32 px
+    assert record.efficiency is not None
+    assert record.efficiency.flops_training.value
+
+
+def _scale(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    small = ["--model", "resnet18", "--batch", "2", "--steps", "1", "--repeats", "2", "--out", str(tmp_path / "out")]
+    command = [sys.executable, "-m", "accel", "bench", "resnet50", *small, *arguments]
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "COLUMNS": "160"}
+    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=240, check=False)
+
+
+def test_one_command_tells_how_a_run_scales(tmp_path: Path) -> None:
+    done = _scale(tmp_path, "--devices", "1,2")
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = [records.read(path) for path in sorted((tmp_path / "out").glob("*.json"))]
+    assert sorted(record.hardware.devices.value or 0 for record in found) == [1, 2]
+    (two,) = (record for record in found if record.hardware.devices.value == 2)
+    assert two.results.reduce_time.value
+    assert two.results.backward_time.value
+    assert "Scaling: the same work a device on more devices" in done.stdout
+    assert "--devices" not in two.command
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--devices", "2"], "--devices is '2'; expected two or more numbers in ascending order"),
+        (["--devices", "2,1"], "--devices is '2,1'"),
+        (["--devices", "one,2"], "--devices is 'one,2'"),
+        (["--devices=1,2", "--aot", "v5e:1x1"], "--aot compiles and runs nothing"),
+        (["--devices=1,2", "--out", "one.json"], "expected a folder"),
+        (["--devices=1,2", "--batch", "100000"], "the run on 1 devices ended with exit code"),
+    ],
+)
+def test_a_series_that_cannot_be_run_is_refused(tmp_path: Path, arguments: list[str], said: str) -> None:
+    done = _scale(tmp_path, *arguments)
+    assert done.returncode != 0
+    assert said in done.stderr
+    assert not list(tmp_path.rglob("*.json"))

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from accel.testing.ranks import free_port
+
 HELLO = """
 import os, sys
 names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "OMP_NUM_THREADS"]
@@ -39,6 +41,23 @@ if os.environ["RANK"] == "1":
     if sys.argv[1] == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
 time.sleep(600)
+"""
+
+
+RESTART = """
+import os, sys
+from tests.multiproc.jobs import collective
+import torch
+attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+with collective(timeout=60.0) as c:
+    t = torch.ones(1)
+    c.all_reduce(t)
+    c.barrier()
+    if attempt == 0 and c.rank == 1:
+        sys.exit(9)
+    if attempt == 0:
+        c.barrier()
+    print(f"attempt {attempt} sum {t.item()}\\n", end="", flush=True)
 """
 
 
@@ -120,6 +139,35 @@ def test_exit_code_of_the_first_failure_is_kept_and_nothing_runs_on(
     _assert_no_orphans(tmp_path)
 
 
+def test_all_ranks_start_anew_where_restarts_are_left(tmp_path: Path) -> None:
+    script = tmp_path / "again.py"
+    script.write_text(RESTART)
+    code, out, err = _end(_start("--nproc", "2", "--max-restarts", "1", str(script)))
+    assert code == 0, err
+    assert out.splitlines() == ["attempt 1 sum 2.0"] * 2
+
+
+def test_two_agents_meet_and_their_ranks_form_one_job(tmp_path: Path) -> None:
+    script = tmp_path / "meet.py"
+    script.write_text(MEET)
+    where = ["--nnodes", "2", "--rendezvous", f"localhost:{free_port()}", "--join-timeout", "60"]
+    hosts = [_start(*where, str(script)) for _ in range(2)]
+    for host in hosts:
+        code, out, err = _end(host)
+        assert code == 0, err
+        assert out.splitlines() == ["sum 2.0"]
+
+
+def test_a_host_whose_others_never_come_says_so(tmp_path: Path) -> None:  # T40
+    script = tmp_path / "meet.py"
+    script.write_text(MEET)
+    where = ["--nnodes", "2", "--rendezvous", f"localhost:{free_port()}", "--join-timeout", "2"]
+    code, _, err = _end(_start(*where, str(script)))
+    assert code == 2, err
+    assert "the hosts did not meet at --rendezvous localhost:" in err
+    assert "within 2 s" in err
+
+
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_all_ranks(tmp_path: Path, stop: signal.Signals) -> None:  # T39
     script = tmp_path / "fail.py"
@@ -143,6 +191,10 @@ def test_a_signal_ends_all_ranks(tmp_path: Path, stop: signal.Signals) -> None: 
         (["--nproc", "2", "nowhere.py"], "'nowhere.py' is not a file"),
         (["--nnodes", "2", __file__], "--rendezvous"),
         (["--rendezvous", "a:1", __file__], "--nnodes is 1"),
+        (["--nnodes", "4:2", __file__], "--nnodes is '4:2'"),
+        (["--nnodes", "0", __file__], "--nnodes is '0'"),
+        (["--max-restarts", "-1", __file__], "--max-restarts is -1"),
+        (["--join-timeout", "0", __file__], "--join-timeout is 0"),
     ],
 )
 def test_bad_use_is_one_line_and_exit_code_2(args: list[str], said: str) -> None:

@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-import torch
 
-HERE = Path(__file__).parent / "cuda_trace"
+from tests.unit.cuda_trace.run import run_trace
+
 LOW = {"fp32": "float32", "tf32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
 @pytest.fixture(scope="module")
 def traced(tmp_path_factory):
-    guard = tmp_path_factory.mktemp("guard") / "guard.so"
-    torch_root = Path(torch.__file__).parent
-    command = ["g++", "-std=c++17", "-O0", "-w", "-shared", "-fPIC", f"-I{torch_root / 'include'}"]
-    source = [str(HERE / "guard.cpp"), f"-L{torch_root / 'lib'}", "-lc10", "-o", str(guard)]
-    subprocess.run([*command, *source], check=True, timeout=120)
-    done = subprocess.run(
-        [sys.executable, HERE / "step.py", guard], capture_output=True, text=True, timeout=250, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout)
+    return run_trace(tmp_path_factory.mktemp("guard"))
 
 
 @pytest.mark.parametrize("policy", LOW)
@@ -44,3 +33,8 @@ def test_loss_gradients_and_optimizer_stay_in_fp32(traced, policy):
     found = traced[policy]
     assert found["loss"] == found["optimizer"] == found["parameters"] == [["float32"]]
     assert found.get("unscale") == ([["float32"]] if policy == "fp16" else None)
+
+
+def test_the_table_of_dtypes_is_what_the_trace_gives(traced):
+    part = json.loads((Path(__file__).parents[2] / "docs" / "tables" / "dtypes-cuda.json").read_text())
+    assert {policy: traced[policy]["cells"] for policy in LOW} == part, "run `python .ci/table_dtypes.py cuda`"

@@ -69,6 +69,12 @@ PLAIN: dict[str, Any] = {
         "peak_reserved": {"value": 812345678, "unit": "bytes"},
         "compiles": {"value": 2, "unit": "graphs"},
         "fallbacks": {"value": None, "unit": "operations", "reason": "not counted"},
+        "data_time": {"value": 0.01, "unit": "s"},
+        "forward_time": {"value": 0.3, "unit": "s"},
+        "backward_time": {"value": 0.6, "unit": "s"},
+        "update_time": {"value": 0.1, "unit": "s"},
+        "reduce_time": {"value": None, "unit": "s", "reason": "one rank reduces nothing"},
+        "energy": {"value": 0.25, "unit": "J/image"},
     },
     "warnings": ["loss was not finite at step 4"],
 }
@@ -111,14 +117,15 @@ def test_record_survives_the_file(tmp_path: Path) -> None:
     assert [entry.name for entry in path.parent.iterdir()] == ["run.json"]
 
 
-def test_a_record_from_before_compilations_were_counted_is_read(tmp_path: Path) -> None:
-    results = {name: part for name, part in PLAIN["results"].items() if name not in ("compiles", "fallbacks")}
+def test_a_record_from_before_some_figures_were_taken_is_read(tmp_path: Path) -> None:
+    required = records.schema()["properties"]["results"]["required"]
+    results = {name: part for name, part in PLAIN["results"].items() if name in required}
     path = tmp_path / "old.json"
     path.write_text(json.dumps({**PLAIN, "results": results}))
     found = records.read(path).results
     assert found.compiles.value is None
-    assert "did not count" in found.compiles.words()
-    assert "did not count" in found.fallbacks.words()
+    for figure in (found.compiles, found.fallbacks, found.data_time, found.energy):
+        assert "a version that did not take it" in figure.words()
 
 
 def test_origin_of_a_figure_is_its_own_or_the_records() -> None:

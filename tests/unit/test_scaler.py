@@ -6,7 +6,9 @@ import math
 
 import pytest
 import torch
+from torch import nn
 
+import accel
 from accel.errors import CheckpointError, LossScaleError
 from accel.precision import LossScale
 from accel.scaler import Scaler
@@ -82,6 +84,9 @@ def test_state_comes_back_with_the_growth_counter():  # T17 (1)
         ({"scale": 0.0}, r"0\.0"),
         ({"scale": math.nan}, "nan"),
         ({"scale": None}, "lacks scale"),
+        ({"scale": "big"}, "'big' is not a number"),
+        ({"good_steps": -1}, "good_steps=-1"),
+        ({"skips": 1.5}, r"skips=1\.5"),
         ({"good_steps": None}, "lacks good_steps"),
     ],
 )
@@ -99,3 +104,50 @@ def test_state_of_the_other_kind_is_not_used(caplog):
     static.load_state_dict(dynamic.state_dict())
     assert static.scale == 8.0
     assert "the saved loss scaling is dynamic" in caplog.text
+
+
+def trained(scaler, steps=3):
+    """torch's own scaler after `steps` good steps."""
+    weight = torch.ones(1, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.0)
+    for _ in range(steps):
+        scaler.scale(weight.sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    return scaler
+
+
+def test_states_of_torchs_scalers_are_taken_over():  # T17
+    theirs = trained(torch.amp.GradScaler("cpu", init_scale=512.0, growth_interval=100)).state_dict()
+    scaler = Scaler(LossScale(), CPU)
+    scaler.load_state_dict(theirs)
+    assert scaler.state_dict() == {"schema": 1, "scale": 512.0, "good_steps": 3, "skips": 0, "dynamic": True}
+    assert float(scaler.tensor) == 512.0
+    static = Scaler(64.0, CPU)
+    static.load_state_dict({**theirs, "scale": 128.0, "dynamic": False})  # torch_npu's own has this word
+    assert static.scale == 128.0
+    with pytest.raises(CheckpointError, match="lacks scale"):
+        scaler.load_state_dict({"_growth_tracker": 1})
+    with pytest.raises(CheckpointError, match="expected a dict"):
+        scaler.load_state_dict([1])
+    assert scaler.scale == 512.0
+
+
+def test_state_of_a_disabled_scaler_says_so(caplog):  # T15, T17
+    scaler = Scaler(LossScale(), CPU)
+    scaler.load_state_dict(torch.amp.GradScaler("cpu", enabled=False).state_dict())
+    assert scaler.scale == LossScale().init
+    assert "was disabled" in caplog.text
+
+
+def test_a_session_goes_on_with_torchs_scale(caplog):
+    theirs = trained(torch.amp.GradScaler("cpu", init_scale=256.0)).state_dict()
+    with accel.init(backend="cpu", precision="fp16") as session:
+        session.load_scaler(theirs)
+        model = nn.Linear(1, 1)
+        model, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        session.backward(model(torch.ones(1, 1)).sum())
+        assert session.step(optimizer).loss_scale.item() == 256.0
+    with accel.init(backend="cpu", precision="bf16") as session:
+        session.load_scaler(theirs)
+    assert "not used" in caplog.text

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from accel import models
 from accel.precision import LossScale, Precision
 from accel.scaler import Scaler
+from accel.testing import dtypes
 from accel_cuda.numerics import CudaNumerics
 from accel_cuda.table import capabilities
 from accel_cuda.transport import CudaTransport
@@ -78,9 +79,33 @@ def trace(policy: str) -> dict[str, list[list[str]]]:
     return {kind: sorted(map(list, found)) for kind, found in recorder.seen.items()}
 
 
+def cells_of(policy: str) -> dict[str, str]:
+    """The row of each kind of operation, for the table of dtypes."""
+    numerics = CudaNumerics((9, 0))
+    precision = Precision(numerics, capabilities(CudaTransport(), (9, 0)))
+    precision.apply(policy)
+    with FakeTensorMode():
+        with DEVICE:
+            model = dtypes.Every()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        x, y = torch.empty(4, 3, 8, 8, device=DEVICE), torch.empty(4, dtype=torch.long, device=DEVICE)
+        with dtypes.Dtypes() as mode:
+            dtypes.watch(mode, model, optimizer)
+            with precision.autocast():
+                logits, _ = model(x)
+                cross_entropy(logits, y)
+            for p in model.parameters():
+                p.grad = torch.empty_like(p)
+            optimizer.step()
+    precision.restore()
+    return dtypes.cells(mode.seen)
+
+
 if __name__ == "__main__":
     ctypes.CDLL(sys.argv[1])
     # A machine with the chip would answer these; without one autocast would refuse bfloat16 or switch itself off.
     torch.cuda.is_bf16_supported = lambda *_: True
     torch.cuda.amp.common.amp_definitely_not_available = lambda: False
-    json.dump({policy: trace(policy) for policy in ("fp32", "tf32", "bf16", "fp16")}, sys.stdout, indent=1)
+    policies = ("fp32", "tf32", "bf16", "fp16")
+    found = {policy: {**trace(policy), "cells": cells_of(policy)} for policy in policies}
+    json.dump(found, sys.stdout, indent=1)

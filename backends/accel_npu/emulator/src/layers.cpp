@@ -17,6 +17,10 @@ at::Tensor per_channel(const at::Tensor& values, const at::Tensor& input) {
   return values.reshape(shape);
 }
 
+at::Tensor wide(const at::Tensor& value) {
+  return value.defined() && at::isReducedFloatingType(value.scalar_type()) ? value.to(at::kFloat) : value;
+}
+
 void layer_norm_backward(at::Tensor grad, at::Tensor input, at::IntArrayRef shape, at::Tensor mean, at::Tensor rstd,
                          at::Tensor weight, at::Tensor bias, std::array<bool, 3> mask, at::Tensor grad_input,
                          at::Tensor grad_weight, at::Tensor grad_bias) {

@@ -8,6 +8,10 @@ namespace emu {
 std::vector<int64_t> channels(const at::Tensor& input);
 at::Tensor per_channel(const at::Tensor& values, const at::Tensor& input);
 
+// Half precision as fp32: the cube unit multiplies halves and adds in fp32, rounding once, which `store` does. libtorch's
+// own half kernels differ from that by CPU, and are ten times slower on one without half instructions.
+at::Tensor wide(const at::Tensor& value);
+
 void layer_norm_backward(at::Tensor grad, at::Tensor input, at::IntArrayRef shape, at::Tensor mean, at::Tensor rstd,
                          at::Tensor weight, at::Tensor bias, std::array<bool, 3> mask, at::Tensor grad_input,
                          at::Tensor grad_weight, at::Tensor grad_bias);

@@ -251,6 +251,10 @@ EMU_API bool accel_emulator_run_legacy(const char* name, const std::vector<emu::
          out.copy_(part);
        }},
       {"Transpose", [wrap, numbers](at::Tensor out, auto& in) { out.copy_(wrap(in[0]).permute(numbers(in[1]))); }},
+      {"LogicalAnd", [wrap](at::Tensor out, auto& in) { out.copy_(at::logical_and(wrap(in[0]), wrap(in[1]))); }},
+      {"LogicalOr", [wrap](at::Tensor out, auto& in) { out.copy_(at::logical_or(wrap(in[0]), wrap(in[1]))); }},
+      {"BitwiseAnd", [wrap](at::Tensor out, auto& in) { out.copy_(at::bitwise_and(wrap(in[0]), wrap(in[1]))); }},
+      {"BitwiseOr", [wrap](at::Tensor out, auto& in) { out.copy_(at::bitwise_or(wrap(in[0]), wrap(in[1]))); }},
       {"Fill", [wrap, numbers](at::Tensor out, auto& in) { out.fill_(wrap(in[1]).item()); }},
       {"ReduceMean", [wrap, numbers](at::Tensor out, auto& in) {
          at::Tensor whole = wrap(in[0]);

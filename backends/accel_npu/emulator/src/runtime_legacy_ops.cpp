@@ -1,5 +1,6 @@
-// The older way to run an operator, by name and tensor descriptions (aclop). torch_npu's copies of strided tensors still
-// go through it; libopapi.so runs the few that they need, and any other is refused by name.
+// The older way to run an operator, by name and tensor descriptions (aclop). torch_npu's copies of strided tensors and
+// its bitwise operators still go through it; libopapi.so runs the few that they need, and any other is refused
+// by name.
 #include <dlfcn.h>
 
 #include <memory>

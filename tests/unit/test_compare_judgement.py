@@ -1,0 +1,295 @@
+"""What a report concludes: intervals, whether a difference is more than noise, cost, cautions, scaling, loss parity."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from accel.bench._timing import RankTiming, summarize
+from accel.compare import Report, compare, csv_text, load, markdown_text, parse_prices, write_html
+from accel.compare._parity import allowed
+from accel.compare._uncertainty import Unknown
+from accel.errors import ArgumentError
+from accel.records import Record
+from tests.unit.test_compare import record, terminal
+
+IMAGES = 32
+
+
+def timed(name: str, rows: np.ndarray, **changes: Any) -> Record:
+    """A record of a run whose steps took `rows` seconds, one row a repeat, summarized as `accel bench` does."""
+    repeats, steps = rows.shape
+    found = summarize([RankTiming(rows.tolist(), [[IMAGES] * steps] * repeats, [rows[0, 0]], [], [])])
+    return record(
+        name,
+        protocol__steps__value=steps,
+        protocol__repeats__value=repeats,
+        results__throughput__value=found.throughput,
+        results__throughput_repeats__values=found.throughput_repeats,
+        results__step_times__values=found.step_times,
+        results__step_time__value=found.step_time,
+        results__step_time_p10__value=found.step_time_p10,
+        results__step_time_p90__value=found.step_time_p90,
+        **changes,
+    )
+
+
+def noisy(seed: int, mean: float = 0.1, repeats: int = 5, steps: int = 20, drift: float = 0.02) -> np.ndarray:
+    """Step times with noise from step to step and from repeat to repeat."""
+    generator = np.random.default_rng(seed)
+    level = mean * (1 + drift * generator.standard_normal((repeats, 1)))
+    return level * np.exp(0.05 * generator.standard_normal((repeats, steps)))
+
+
+# -- noise -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_same_run_twice_differs_by_chance_about_as_often_as_promised() -> None:
+    apart = 0
+    for seed in range(40):
+        _, other = compare([timed("a", noisy(2 * seed)), timed("b", noisy(2 * seed + 1))]).entries
+        apart += other.verdict != "no significant difference"
+    assert apart <= 6  # 2 are expected of 40 at 95 %; more than 6 come up once in 300
+
+
+def test_a_delay_of_a_tenth_is_found_with_its_interval() -> None:
+    for seed in range(10):
+        report = compare([timed("a", noisy(seed)), timed("b", noisy(seed + 100, mean=0.11))])
+        other = report.entries[1]
+        assert other.verdict == "slower"
+        assert not isinstance(other.ratio_interval, Unknown)
+        low, high = other.ratio_interval
+        assert 0.8 < low < high < 1
+    for text in (terminal(report, 160), markdown_text(report)):
+        assert f"slower ({low:.3g}x to {high:.3g}x)" in text
+    (_, row) = csv.DictReader(io.StringIO(csv_text(report)))
+    assert row["more than noise"] == "slower"
+    assert float(row["ratio to baseline low, 95 %"]) == low
+
+
+def test_an_interval_holds_the_true_rate_about_as_often_as_promised() -> None:
+    inside = 0
+    for seed in range(60):
+        (entry,) = compare([timed("a", noisy(seed, repeats=3))]).entries
+        assert not isinstance(entry.interval, Unknown)
+        inside += entry.interval.holds(IMAGES / (0.1 * np.exp(0.05**2 / 2)))
+    assert inside >= 52
+
+
+@settings(deadline=None, max_examples=15)
+@given(
+    st.lists(st.lists(st.floats(1e-4, 10), min_size=4, max_size=4), min_size=2, max_size=5),
+    st.floats(1e-3, 1e3),
+)
+def test_intervals_hold_their_figure_and_scale_with_the_clock(rows: list[list[float]], factor: float) -> None:
+    times = np.array(rows)
+    (entry, scaled) = compare([timed("a", times), timed("b", times * factor)]).entries
+    for one in (entry, scaled):
+        assert not isinstance(one.interval, Unknown)
+        assert one.interval.low <= one.interval.high
+    assert scaled.interval.low == pytest.approx(entry.interval.low / factor)  # type: ignore[union-attr]
+    assert scaled.ratio == pytest.approx(1 / factor)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"protocol__repeats__value": 1, "protocol__steps__value": 4}, "one repeat does not show"),
+        ({"results__step_times__values": [1.0, 1.0]}, "does not hold the times of all its steps"),
+        ({"results__step_times__values": [0.0, 1.0, 1.0, 1.0]}, "a step took no time"),
+    ],
+)
+def test_without_the_noise_there_is_no_verdict_but_a_reason(changes: dict[str, Any], why: str) -> None:
+    report = compare([record("a", **changes), record("b", **changes)])
+    assert [entry.verdict for entry in report.entries] == [None, None]
+    assert all(isinstance(entry.interval, Unknown) and why in entry.interval.reason for entry in report.entries)
+    assert why in " ".join(terminal(report, 400).split())
+
+
+# -- baseline ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_chosen_run_is_the_baseline_of_its_group() -> None:
+    runs = [record("first"), record("second", results__throughput__value=64.0)]
+    report = compare(runs, baseline="sec")
+    assert [(entry.record.id, entry.ratio) for entry in report.entries] == [("second", 1.0), ("first", 0.5)]
+    for wrong, count in (("", 2), ("third", 0)):
+        with pytest.raises(ArgumentError, match=re.escape(f"--baseline is {wrong!r}, which is the start of {count}")):
+            compare(runs, baseline=wrong)
+
+
+# -- cost --------------------------------------------------------------------------------------------------------------
+
+H100 = {"hardware__chip__value": "NVIDIA H100 80GB HBM3", "workload__image_size__value": 224}
+
+
+def test_cost_is_price_times_chips_over_throughput() -> None:
+    run = record("a", **H100, hardware__devices__value=8, results__throughput__value=20_000.0)
+    (entry,) = compare([run], prices={"H100-SXM5": 2.5}).entries
+    hours = 1e6 / 20_000 / 3600
+    assert entry.cost.million == pytest.approx(hours * 8 * 2.5)
+    assert entry.cost.epoch == pytest.approx(hours * 8 * 2.5 * 1.281167)
+    assert entry.cost.words == "2.5 USD a chip and hour (--price)"
+
+
+def test_a_price_of_the_table_comes_with_place_date_and_source(tmp_path: Path) -> None:
+    report = compare([record("a", **H100)])
+    (entry,) = report.entries
+    assert entry.cost.price == 6.88
+    page = write_html(report, tmp_path / "page.html").read_text()
+    for text in (terminal(report, 400), markdown_text(report), csv_text(report), page):
+        assert "AWS us-east-2, on demand" in text
+
+
+def test_a_chip_of_two_devices_is_paid_once() -> None:
+    run = record("a", hardware__chip__value="TPU v3", hardware__devices__value=8, results__throughput__value=1000.0)
+    (entry,) = compare([run], prices={"TPU-v3": 2.0}).entries
+    assert entry.cost.million == pytest.approx(4 * 2.0 * 1e6 / 1000 / 3600)
+
+
+def test_what_has_no_cost_says_why() -> None:
+    small_images = {**H100, "workload__image_size__value": 32}
+    runs = [record("plain"), record("emulated", **H100, origin="emulated"), record("small", **small_images)]
+    by_id = {entry.record.id: entry for entry in compare(runs).entries}
+    plain, emulated, small = (by_id[run.id] for run in runs)
+    assert "no price an hour of 'Chip <A> & Co $1' is known; give one with --price" in str(plain.cost.reason)
+    assert emulated.cost.reason == "the run was emulated, so its time is not the chip's"
+    assert small.cost.million is not None
+    assert "images are not 224 px" in str(small.cost.epoch_reason)
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ("H100-SXM5", "expected CHIP=USD_AN_HOUR"),
+        ("=2", "expected CHIP=USD_AN_HOUR"),
+        ("H100-SXM5=-1", "'-1'; expected USD an hour of one chip, above 0"),
+        ("H100-SXM5=0", "above 0"),
+        ("H100-SXM5=nan", "above 0"),
+        ("H100-SXM5=inf", "above 0"),
+        ("H100-SXM5=cheap", "'cheap'; expected USD an hour"),
+    ],
+)
+def test_a_price_that_is_none_is_refused(given: str, match: str) -> None:
+    with pytest.raises(ArgumentError, match=re.escape(match)):
+        parse_prices([given])
+
+
+def test_a_price_twice_or_of_no_chip_here_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="'A' twice"):
+        parse_prices(["A=1", "A=2"])
+    with pytest.raises(ArgumentError, match="'H100-SXM', which no record was run on; did you mean H100-SXM5"):
+        compare([record("a", **H100)], prices=parse_prices(["H100-SXM=2"]))
+
+
+# -- cautions ----------------------------------------------------------------------------------------------------------
+
+
+def cautions(*changes: dict[str, Any]) -> tuple[str, ...]:
+    return compare([record(f"r{i}", **change) for i, change in enumerate(changes)]).entries[-1].cautions
+
+
+def test_a_fair_match_has_no_caution() -> None:
+    assert cautions({}, {}) == ()
+
+
+@pytest.mark.parametrize(
+    ("base", "other", "said"),
+    [
+        (
+            {"numerics__in_force": {"arithmetic": "fp32"}},
+            {"numerics__in_force": {"arithmetic": "tf32"}},
+            "matrix products in tf32, the baseline's fp32",
+        ),
+        (
+            {"numerics__in_force": {"execution": "eager"}},
+            {"numerics__in_force": {"execution": "torch.compile"}},
+            "the step ran as torch.compile",
+        ),
+        ({}, {"versions": {"torch": "2.9.1"}}, "older software: torch 2.9.1, the baseline's 2.13.0"),
+        ({}, {"protocol__loader_workers__value": 4}, "4 workers load data, the baseline's 0 workers"),
+        ({}, {"protocol__threads__value": 1}, "1 thread a rank, the baseline 2 threads"),
+    ],
+)
+def test_what_makes_a_match_unfair_is_named(base: dict[str, Any], other: dict[str, Any], said: str) -> None:
+    assert any(said in line for line in cautions(base, other))
+
+
+def test_signs_of_a_shared_or_throttled_machine_are_named() -> None:
+    assert "3.0 times as long" in cautions({"results__step_time_p90__value": 2.7})[0]
+    falling = {"results__throughput_repeats__values": [33.0, 32.0, 30.0]}
+    assert "each repeat was slower than the one before, 9% in all" in cautions(falling)[0]
+    assert cautions({"results__throughput_repeats__values": [33.0, 30.0, 31.0]}) == ()
+
+
+# -- scaling -----------------------------------------------------------------------------------------------------------
+
+
+def on(devices: int, rate: float, **changes: Any) -> Record:
+    return record(
+        f"{devices}-{rate}",
+        hardware__devices__value=devices,
+        hardware__world_size__value=devices,
+        workload__global_batch__value=32 * devices,
+        workload__optimizer=f"SGD, peak LR {0.032 * devices}",
+        results__throughput__value=rate,
+        **changes,
+    )
+
+
+def test_scaling_is_against_the_fewest_devices_of_the_same_software(tmp_path: Path) -> None:
+    report = compare([on(4, 96.0), on(1, 32.0), on(2, 60.0), on(8, 1.0, versions={"torch": "2.9.0"})])
+    rows = [(row.devices, row.times, row.efficiency) for row in report.scaling]
+    assert rows == [(1, 1.0, 1.0), (2, 1.875, 0.9375), (4, 3.0, 0.75)]
+    page = write_html(report, tmp_path / "page.html").read_text()
+    for text in (terminal(report, 160), markdown_text(report), page):
+        assert "Scaling" in text
+        assert "93.8%" in text
+    assert compare([on(2, 60.0), on(2, 61.0)]).scaling == []
+
+
+# -- loss parity -------------------------------------------------------------------------------------------------------
+
+
+def parity(report: Report) -> str:
+    (one,) = report.parity
+    return one.verdict
+
+
+@pytest.mark.parametrize(
+    ("points", "verdict"),
+    [
+        ([[1, 2.3], [7, 1.25]], "equal to the last bit"),
+        ([[1, 2.3 * (1 + 2**-22)], [7, 1.26]], "agree"),
+        ([[1, 2.301], [7, 1.25]], "other mathematics or other data: apart from step 1 on"),
+        ([[1, 2.3], [7, 0.5]], "apart from step 7 on"),
+    ],
+)
+def test_losses_part_by_rounding_or_by_more(points: list[list[float]], verdict: str) -> None:
+    assert verdict in parity(compare([record("a"), record("b", origin="emulated", results__loss_curve__points=points)]))
+
+
+def test_coarser_arithmetic_may_part_sooner() -> None:
+    changes = {"results__loss_curve__points": [[1, 2.3 * 1.01], [7, 1.25]]}
+    numerics = {"numerics__in_force": {"arithmetic": "bf16"}}
+    assert "agree" in parity(compare([record("a", **numerics), record("b", **changes, **numerics)]))
+    assert "from step 1" in parity(compare([record("a"), record("b", **changes)]))
+    assert allowed(1, 2**-24) < allowed(2, 2**-24) < allowed(3, 2**-24) <= allowed(1000, 2**-24)
+
+
+def test_files_keep_their_verdict(tmp_path: Path) -> None:
+    """From the file as the bench writes it, so that nothing the verdict needs is lost on the way."""
+    from accel import records
+
+    for seed in (1, 2):
+        records.write(timed(f"run{seed}", noisy(seed)), tmp_path / f"{seed}.json")
+    report = compare(load([tmp_path]).records.values())
+    assert report.entries[1].verdict is not None
