@@ -16,6 +16,7 @@ myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
 html_theme = "furo"
 html_static_path = ["_static"]
+exclude_patterns = ["tables"]  # included by other pages
 html_css_files = ["tables.css"]
 html_title = f"accel {version}"
 html_show_sphinx = False
