@@ -45,6 +45,7 @@ def part(lane: str) -> dict[str, str]:
         import accel
 
         backend = accel.get_backend(lane)
+        backend.device.set(0)  # a driver answers a process that has chosen its device
         stats, table = backend.memory.stats(), backend.capabilities()
         found = {
             name: f"None: {stats.reasons[name]}" if getattr(stats, name) is None else backend.memory.sources[name]

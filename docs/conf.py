@@ -17,6 +17,7 @@ myst_heading_anchors = 3
 exclude_patterns = ["tables/*.md"]  # included by pages
 html_theme = "furo"
 html_static_path = ["_static"]
+exclude_patterns = ["tables"]  # included by other pages
 html_css_files = ["tables.css"]
 html_title = f"accel {version}"
 html_show_sphinx = False

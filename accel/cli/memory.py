@@ -15,6 +15,8 @@ def memory(
     from accel import _memory_summary, get_backend
 
     backend = get_backend()
+    chosen = backend.device.checked(index)
+    backend.device.set(chosen)  # a driver answers a process that has chosen its device
     console = rich.get_console()
-    console.print(f"backend {backend.name} ({backend.origin}), device {index or backend.device.current()}")
-    console.print(_memory_summary.table(backend.memory, index))
+    console.print(f"backend {backend.name} ({backend.origin}), device {chosen}")
+    console.print(_memory_summary.table(backend.memory, chosen))
