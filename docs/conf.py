@@ -14,7 +14,6 @@ version = release = importlib.metadata.version("accel-torch")
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
-exclude_patterns = ["tables/*.md"]  # included by pages
 html_theme = "furo"
 html_static_path = ["_static"]
 exclude_patterns = ["tables/collectives.md", "tables/memory.md"]  # parts of other pages  # included by other pages
