@@ -10,7 +10,7 @@ NOX := $(TOOLS)/bin/nox
 SESSIONS := $(if $(LANE),-s test-$(LANE),)
 
 .DEFAULT_GOAL := help
-.PHONY: help compare test lint docs aot-table prove clean clean-all
+.PHONY: help compare test lint docs aot-table tables prove clean clean-all
 
 help:  ## list the commands
 	@sed -n 's/^\([a-z%-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -32,6 +32,9 @@ docs: $(NOX)  ## build the documentation into build/docs
 
 aot-table: $(NOX)  ## compile ResNet-50 for each TPU generation, with no TPU, into docs/aot
 	$(NOX) -s aot_table $(if $(ARGS),-- $(ARGS))
+
+tables: $(NOX)  ## measure and write the tables of the documentation anew, in docs/tables
+	$(NOX) -s tables
 
 prove: $(NOX)  ## the long proofs that make test leaves out
 	$(NOX) -s prove $(if $(ARGS),-- $(ARGS))

@@ -285,6 +285,22 @@ def aot_table(session: nox.Session) -> None:
     run(session, "xla", "-m", "accel", "bench", "aot-table", "--out", "docs/aot", *session.posargs)
 
 
+# Tables in docs/tables that lanes measure or declare, and the environment that each lane's part is made in.
+TABLES = {
+    "collectives": {"cpu": "cpu", "cuda": "cpu", "npu": "npu", "xla": "xla", "tpu": "tpu"},
+    "dtypes": {"cpu": "cpu", "cuda": "cpu", "npu": "npu", "xla": "xla"},
+    "memory": {"cpu": "cpu", "cuda": "cpu", "npu": "npu", "xla": "xla"},
+}
+
+
+@nox.session(requires=["cpu", "xla", "tpu", "npu"], venv_backend="none")
+def tables(session: nox.Session) -> None:
+    """Make the tables of the documentation anew; the tests of each lane fail where the committed part differs."""
+    for name, parts in TABLES.items():
+        for part, lane in parts.items():
+            run(session, lane, f".ci/table_{name}.py", part)
+
+
 @nox.session(requires=["cpu"], venv_backend="none")
 def prove(session: nox.Session) -> None:
     """Run the long proofs that `make test` leaves out."""
