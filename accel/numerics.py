@@ -109,3 +109,12 @@ class Numerics(ABC):
     def channels_last(self, policy: str) -> bool:
         """Whether `prepare` should lay out convolution models in channels_last under `policy`: where that is faster."""
         return False
+
+
+def set_deterministic(wanted: bool) -> None:
+    """Set torch's switch for deterministic algorithms, unless it is so already.
+
+    Setting it imports torch's compiler, which takes seconds in every process (torch 2.13).
+    """
+    if torch.are_deterministic_algorithms_enabled() != wanted:
+        torch.use_deterministic_algorithms(wanted)

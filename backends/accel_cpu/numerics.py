@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from accel.numerics import Numerics
+from accel.numerics import Numerics, set_deterministic
 
 UNITS = ("matmul", "conv", "rnn")
 AUTOCAST = {"fp32": None, "tf32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -34,7 +34,7 @@ class CpuNumerics(Numerics):
         precisions, deterministic = found
         for unit, precision in precisions.items():
             getattr(torch.backends.mkldnn, unit).fp32_precision = precision
-        torch.use_deterministic_algorithms(deterministic)
+        set_deterministic(deterministic)
 
     def read(self) -> dict[str, str]:
         switches = {

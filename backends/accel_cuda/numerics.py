@@ -16,7 +16,7 @@ import torch
 
 from accel import _env
 from accel.errors import UnsupportedError
-from accel.numerics import Numerics
+from accel.numerics import Numerics, set_deterministic
 
 AUTOCAST = {"fp32": None, "tf32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 TENSOR_CORES, BF16, TF32 = (7, 0), (8, 0), (8, 0)  # first compute capability with them
@@ -103,7 +103,7 @@ class CudaNumerics(Numerics):
         _cudnn.rnn.fp32_precision = found.rnn
         _cudnn.benchmark = found.benchmark
         _cudnn.deterministic = found.cudnn_deterministic
-        torch.use_deterministic_algorithms(found.deterministic)
+        set_deterministic(found.deterministic)
 
     def read(self) -> dict[str, str]:
         now, matmul = self.snapshot(), torch.backends.cuda.matmul

@@ -15,7 +15,7 @@ import torch_npu
 
 from accel import _env
 from accel.errors import UnsupportedError
-from accel.numerics import Numerics
+from accel.numerics import Numerics, set_deterministic
 
 AUTOCAST = {"fp32": None, "tf32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 # Read when a communicator is made; sums are in whatever order packets come in otherwise (CANN, "HCCL_DETERMINISTIC").
@@ -62,7 +62,7 @@ class NpuNumerics(Numerics):
         torch_npu.npu.conv.allow_hf32 = conv
         if cube is not None:
             torch_npu.npu.matmul.cube_math_type = cube
-        torch.use_deterministic_algorithms(deterministic)
+        set_deterministic(deterministic)
 
     def read(self) -> dict[str, str]:
         cube = torch_npu.npu.matmul.cube_math_type

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from accel.errors import UnsupportedError
-from accel.numerics import Numerics
+from accel.numerics import Numerics, set_deterministic
 from accel_tpu.device import experimental
 
 NO_FP16 = (
@@ -40,7 +40,7 @@ class TpuNumerics(Numerics):
     def put_back(self, found: tuple[str, bool]) -> None:
         precision, deterministic = found
         torch.set_float32_matmul_precision(precision)
-        torch.use_deterministic_algorithms(deterministic)
+        set_deterministic(deterministic)
 
     def read(self) -> dict[str, str]:
         with experimental():

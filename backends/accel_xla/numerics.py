@@ -14,7 +14,7 @@ from torch_xla import backends
 from torch_xla import runtime as xr
 
 from accel.errors import UnsupportedError
-from accel.numerics import Numerics
+from accel.numerics import Numerics, set_deterministic
 from accel_xla import batchnorm
 
 log = logging.getLogger("accel")
@@ -54,7 +54,7 @@ class XlaNumerics(Numerics):
     def put_back(self, found: tuple[str, bool]) -> None:
         precision, deterministic = found
         _set(precision)
-        torch.use_deterministic_algorithms(deterministic)
+        set_deterministic(deterministic)
 
     def read(self) -> dict[str, str]:
         return {

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.multihost.cluster import Cluster
+from tests.multihost.cluster import Cluster, named
 
 TIMEOUT = 6.0  # of the session, seconds
 MARGIN = 5.0  # seconds beyond it within which every survivor says what is wrong
@@ -33,11 +33,14 @@ def test_survivors_say_what_is_wrong_within_the_timeout(cluster: Callable[..., C
     job.reached(3)
     since = time.time()
     _break(job, fault)
-    job.until(lambda: any(line.startswith("error ") for line in job.news(0)), TIMEOUT + MARGIN + 5)
-    seconds, error = job.error(0, since)
-    assert seconds <= TIMEOUT + MARGIN, job.told()
-    assert error.startswith("Collective"), error
-    assert job.codes(60, 0)[0] != 0, job.told()
+    survivors = (0, 1) if fault == "cut" else (0,)  # a host that is cut off is one itself
+    for rank in survivors:
+        job.until(lambda rank=rank: any(line.startswith("error ") for line in job.news(rank)), TIMEOUT + MARGIN + 5)
+        seconds, error = job.error(rank, since)
+        assert seconds <= TIMEOUT + MARGIN, job.told()
+        assert error.startswith("Collective"), error
+        assert named(error, 1 - rank), error
+        assert job.codes(60, rank)[0] != 0, job.told()
 
 
 def test_a_late_host_and_a_slow_link_are_waited_for(cluster: Callable[..., Cluster]) -> None:

@@ -164,7 +164,20 @@ def test_a_vit_is_trained_at_the_size_asked_for(tmp_path: Path) -> None:
 
 
 def _scale(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    small = ["--model", "resnet18", "--batch", "2", "--steps", "1", "--repeats", "2", "--out", str(tmp_path / "out")]
+    small = [
+        "--model",
+        "resnet18",
+        "--batch",
+        "2",
+        "--steps",
+        "1",
+        "--warmup",
+        "2",
+        "--repeats",
+        "2",
+        "--out",
+        str(tmp_path / "out"),
+    ]
     command = [sys.executable, "-m", "accel", "bench", "resnet50", *small, *arguments]
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "COLUMNS": "160"}
     return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=240, check=False)
