@@ -20,7 +20,7 @@ from accel._buckets import BUCKET
 from accel._checks import GRADIENTS
 from accel._flight import Entry
 from accel._signature import Signature
-from accel._wait import failure
+from accel._wait import CLOSED, failure
 from accel._words import named
 from accel.backend import Backend
 from accel.collective import Collective
@@ -30,7 +30,7 @@ from accel.errors import CollectiveError, CollectiveTimeout, ModelError
 BUFFER_POLICIES = ("rank0", "mean", "local")
 
 # Words by which a fabric's own errors are told from those of the user's graph; gloo raises plain RuntimeErrors.
-FABRIC = ("gloo", "NCCL", "HCCL", "Connection closed by peer", "Connection reset by peer")
+FABRIC = ("gloo", "NCCL", "HCCL", *CLOSED)
 
 _UNMADE = object()  # the group for gradients, before the first model is wrapped
 

@@ -20,7 +20,7 @@ from accel._lowering import Plan
 from accel._signature import Signature
 from accel._tensors import dense, flat, joined, write_back
 from accel._timeout import countdown, seconds
-from accel._wait import HandleSet, poll, translated
+from accel._wait import CLOSED, HandleSet, poll, translated
 from accel._words import named
 from accel._work import Work
 from accel.control import ControlPlane
@@ -187,8 +187,14 @@ class Launcher:
     def fault(self, error: RuntimeError) -> str | None:
         """What the fabric's error means, and which ranks give no sign of life; None where it is not the fabric's."""
         meaning = self.transport.fault(error)
-        absent = self.control.no_sign_of() if meaning is not None else []
-        return f"{meaning}; no sign of {named(absent)}" if absent else meaning
+        if meaning is not None:
+            absent = self.control.no_sign_of()
+        elif any(word in str(error) for word in CLOSED):  # at once, before anybody can have missed a sign of life
+            absent = self.control.soon_silent()
+            meaning = str(error).strip().partition("\n")[0] if absent else None
+        else:
+            return None
+        return f"{meaning}; no sign of {named(absent)}{self.control.last_seen(absent)}" if absent else meaning
 
     def require_joined(self) -> None:
         if self.control.world_size > 1 and not self.joined:

@@ -38,15 +38,19 @@ class Rehearsal:
 
     @property
     def dry(self) -> bool:
-        """Whether a step can be tried without communication first."""
+        """Whether a step is tried without communication first: between ranks, where one may run out of memory alone."""
+        return self._session.world_size > 1
+
+    @property
+    def warms(self) -> bool:
+        """Whether the first step communicates through buckets that later ones do not have."""
         return self._buckets is not None
 
     def dry_step(self, step: Callable[[], object]) -> None:
         """`step` without communication: every rank steps on its own gradients."""
-        assert self._buckets is not None  # the caller asked `dry`
-        for parameter, view in self._buckets.views.values():
+        for parameter, view in self._buckets.views.values() if self._buckets else ():
             parameter.grad = view.zero_()
-        self._use(_Alone(self._sync))
+        self._use(_Alone(self._sync, self._session.backend.device.flush))
         try:
             self._session._sync.arm(self._session._window.last)
             step()
@@ -91,7 +95,10 @@ class Rehearsal:
         session.backend.device.set_rng_state(self._random)
 
     def _use(self, sync: GradSync) -> None:
-        self._session._sync = self._session._boundary._sync = sync
+        session = self._session
+        session._sync = session._boundary._sync = sync
+        if session._cuts is not None and session.world_size > 1:
+            session._cuts.divert(sync.cut)
 
 
 class _Around(GradSync):
@@ -121,9 +128,16 @@ class _Around(GradSync):
     def sync_buffers(self) -> None:
         self.inner.sync_buffers()
 
+    def cut(self) -> None:
+        self.inner.cut()
+
 
 class _Alone(_Around):
-    """Nothing is sent."""
+    """Nothing is sent; a lazy device's graph is run by `flush`, without the other ranks."""
+
+    def __init__(self, inner: GradSync, flush: Callable[[], None]) -> None:
+        super().__init__(inner)
+        self._flush = flush
 
     def arm(self, last: bool) -> None:
         self.inner.arm(False)
@@ -136,6 +150,9 @@ class _Alone(_Around):
 
     def sync_buffers(self) -> None:
         pass
+
+    def cut(self) -> None:
+        self._flush()
 
 
 class _Buckets(_Around):

@@ -70,6 +70,10 @@ def failure(error: RuntimeError, what: str, meaning: str | None = None) -> Colle
     return CollectiveError(f"{what} failed: {text}; a peer ended or the network broke, so this group cannot go on")
 
 
+# What the network says when the process at its other end is gone.
+CLOSED = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
+
+
 class HandleSet(Handle):
     """Several operations as one; `finish` runs once when all are over."""
 

@@ -95,7 +95,7 @@ def find_batch_size(
         budget = None if free is None else int(SHARE * free / (1 if session is None else session.local_world_size))
     search = _Search(step, backend, session, budget, guarded, repeats)
     try:
-        if search.rehearsal is not None and search.rehearsal.dry:
+        if search.rehearsal is not None and search.rehearsal.warms:
             search.warm_up(start)
         found = largest(search.fits, start, least=least, most=MOST if most is None else most)
     finally:

@@ -181,6 +181,11 @@ class ControlPlane:
         """Ranks that have given no sign of life for a while, though perhaps not yet for the whole time limit."""
         return [] if self.watcher is None else self.watcher.silent()
 
+    def soon_silent(self, limit: float = _ROLL_CALL) -> list[int]:
+        """As `silent`, for an error that comes at once: wait up to `limit` seconds for ranks to miss signs of life."""
+        poll(lambda: bool(self.silent()), limit if self.watcher else 0.0, lambda: None)
+        return self.silent()
+
     def position(self, rank: int, group: str) -> int:
         """The number of `group` that `rank` last told that it had come to; 0 where this rank does not know."""
         state = {} if self.watcher is None else self.watcher.state(rank)

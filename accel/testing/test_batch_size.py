@@ -97,7 +97,7 @@ def searched(short: int, wrong: int) -> tuple[int, list[Any], list[float]]:
     """On a rank: rank 1 runs out of memory above `short` in forward, or fails above `wrong` for another reason."""
     with accel.init(timeout=60) as session:
         model, optimizer = made(session)
-        first = [float(p.detach().sum().cpu()) for p in model.parameters()]
+        first = [float(p.detach().cpu().sum()) for p in model.parameters()]
 
         def step(batch: int) -> None:
             if session.rank == 1 and batch > short:
@@ -107,13 +107,13 @@ def searched(short: int, wrong: int) -> tuple[int, list[Any], list[float]]:
             trained(session, model, optimizer, batch)
 
         found = accel.find_batch_size(step, 16, session=session, most=32)
-        assert first == [float(p.detach().sum().cpu()) for p in model.parameters()]
+        assert first == [float(p.detach().cpu().sum()) for p in model.parameters()]
         for _ in range(3):
             trained(session, model, optimizer, found.batch)
         return (
             found.batch,
             [(trial.batch, trial.outcome, trial.note) for trial in found.trials],
-            [float(p.detach().double().sum().cpu()) for p in model.parameters()],
+            [float(p.detach().cpu().double().sum()) for p in model.parameters()],
         )
 
 

@@ -33,14 +33,16 @@ def test_survivors_say_what_is_wrong_within_the_timeout(cluster: Callable[..., C
     job.reached(3)
     since = time.time()
     _break(job, fault)
-    survivors = (0, 1) if fault == "cut" else (0,)  # a host that is cut off is one itself
-    for rank in survivors:
-        job.until(lambda rank=rank: any(line.startswith("error ") for line in job.news(rank)), TIMEOUT + MARGIN + 5)
-        seconds, error = job.error(rank, since)
-        assert seconds <= TIMEOUT + MARGIN, job.told()
-        assert error.startswith("Collective"), error
-        assert named(error, 1 - rank), error
-        assert job.codes(60, rank)[0] != 0, job.told()
+    job.until(lambda: any(line.startswith("error ") for line in job.news(0)), TIMEOUT + MARGIN + 5)
+    seconds, error = job.error(0, since)
+    assert seconds <= TIMEOUT + MARGIN, job.told()
+    assert error.startswith("Collective"), error
+    assert named(error, 1), error
+    assert job.codes(60, 0)[0] != 0, job.told()
+    if fault == "cut":  # the host that is cut off has lost the store, and its rank is blocked in asking it
+        job.until(lambda: "rank 1 ends with exit code 1: rank 1 has waited" in job.told(), 2 * (TIMEOUT + MARGIN))
+        assert "number" in job.told().partition("rank 1 ends with exit code 1")[2], job.told()
+        # Its launch agent ends when torch's own waits for the rendezvous have, which is minutes later.
 
 
 def test_a_late_host_and_a_slow_link_are_waited_for(cluster: Callable[..., Cluster]) -> None:
