@@ -1,7 +1,8 @@
 """`Guard`: the second thread beside each rank, which talks to nobody and therefore cannot be held up.
 
-It writes the flight record on SIGUSR1, notices when the store itself no longer answers, and where news cannot reach
-the rank's own thread, since that is blocked in a vendor's call, it prints them and ends the process.
+It writes the flight record on SIGUSR1, notices when the store itself no longer answers and when the launch agent that
+started this rank has ended, and where news cannot reach the rank's own thread, since that is blocked in a vendor's
+call, it prints them and ends the process.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import time
 from typing import TYPE_CHECKING
 
 from accel._signals import DumpSignal
-from accel.errors import CollectiveTimeout
+from accel.errors import CollectiveError, CollectiveTimeout
 
 if TYPE_CHECKING:
     from accel._watch import Watcher
@@ -33,6 +34,8 @@ class Guard:
         self._signal = DumpSignal()
         self._unheard = 0.0  # seconds that there have been news which nobody has raised
         self._printed = False
+        # torchrun's agent ends its ranks when it is asked to end, not when it is killed.
+        self._agent = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
 
     def close(self) -> None:
         self._signal.close()
@@ -51,6 +54,11 @@ class Guard:
             if watcher.no_answer >= watcher.timeout and watcher.news is None and watcher.watching:
                 watcher.unreachable = True
                 watcher.tell(CollectiveTimeout(watcher.lost_store(watcher.no_answer)))
+            if self._agent is not None and os.getppid() != self._agent and watcher.watching:
+                self._agent = None
+                watcher.tell(
+                    CollectiveError(f"the launch agent of rank {watcher.rank} has ended: nothing watches over it")
+                )
             self._insist(elapsed)
 
     def _insist(self, elapsed: float) -> None:

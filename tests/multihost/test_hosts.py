@@ -23,10 +23,10 @@ def _break(job: Cluster, fault: str) -> None:
     elif fault == "stopped":
         job.kill(job.pid(1), signal.SIGSTOP)
     else:
-        job.kill(job.pid(1), signal.SIGKILL)
+        job.kill(job.agents[1].pid if fault == "agent" else job.pid(1), signal.SIGKILL)
 
 
-@pytest.mark.parametrize("fault", ["cut", "stopped", "killed"])
+@pytest.mark.parametrize("fault", ["cut", "stopped", "killed", "agent"])
 def test_survivors_say_what_is_wrong_within_the_timeout(cluster: Callable[..., Cluster], fault: str) -> None:
     job = cluster(2, steps=FOREVER, timeout=TIMEOUT)
     job.launch()

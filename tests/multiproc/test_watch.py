@@ -52,7 +52,11 @@ def _train(who: int, how: str, timeout: float) -> tuple[float, str, str]:
 def _one_stops(who: int, timeout: float, folder: str) -> tuple[float, str, str]:
     """As `_train`, where rank `who` stops itself; once all others have their error it is ended."""
     place, world = Path(folder), int(os.environ["WORLD_SIZE"])
+    _model()  # imports what takes seconds, which the session's timeout is too short for on a busy machine
     (place / f"pid-{os.environ['RANK']}").write_text(str(os.getpid()))
+    end = time.monotonic() + 40.0
+    while len(list(place.glob("pid-*"))) < world and time.monotonic() < end:
+        time.sleep(0.05)
     found = _train(who, "stop", timeout)
     (place / f"done-{os.environ['RANK']}").touch()
     if int(os.environ["RANK"]) == (who + 1) % world:
