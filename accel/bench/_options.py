@@ -52,3 +52,8 @@ class Options:
             raise ArgumentError(
                 "synthetic data has no epochs and nothing to evaluate; use --data digits or folder:PATH"
             )
+
+
+def benchmark(model: str) -> str:
+    """The benchmark that trains `model`: `accel bench NAME`."""
+    return "resnet50" if model.startswith("resnet") else model

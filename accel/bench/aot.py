@@ -18,7 +18,7 @@ from uuid import uuid4
 from accel import records
 from accel.aot import Compiled, Compiler, Fit, Program, largest_batch
 from accel.aot._fit import MOST
-from accel.bench._options import Options
+from accel.bench._options import Options, benchmark
 from accel.errors import ArgumentError
 from accel.precision import checked_policy
 from accel.records import Figure
@@ -182,7 +182,7 @@ def record_of(
         id=record_id,
         time=f"{started:%Y-%m-%dT%H:%M:%SZ}",
         command=command,
-        benchmark="resnet50",
+        benchmark=benchmark(work.model),
         origin="predicted",
         backend=records.BackendPart("xla", "lazy"),
         hardware=records.Hardware(

@@ -15,7 +15,7 @@ from uuid import uuid4
 
 from accel import __version__, chips, data, records
 from accel.bench import _memory_plot
-from accel.bench._options import Options
+from accel.bench._options import Options, benchmark
 from accel.errors import ArgumentError
 from accel.plan import HEADROOM, Plan, plan
 from accel.records import Figure, Label
@@ -120,7 +120,7 @@ def _record(
         id=record_id,
         time=f"{started:%Y-%m-%dT%H:%M:%SZ}",
         command=command,
-        benchmark="resnet50",
+        benchmark=benchmark(options.model),
         origin="predicted",
         backend=records.BackendPart("none", "eager"),
         hardware=records.Hardware(

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from accel import records
-from accel.bench._options import Options
+from accel.bench._options import Options, benchmark
 from accel.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -222,7 +222,7 @@ def _record(
         id=record_id,
         time=f"{started:%Y-%m-%dT%H:%M:%SZ}",
         command=command,
-        benchmark="vit_b_16" if options.model == "vit_b_16" else "resnet50",
+        benchmark=benchmark(options.model),
         origin=session.backend.origin,
         backend=records.BackendPart(session.backend.name, session.backend.kind),
         hardware=machine.hardware,

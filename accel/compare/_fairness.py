@@ -35,7 +35,7 @@ def _unlike(record: Record, baseline: Record) -> list[str]:
     if record.protocol.loader_workers.value != baseline.protocol.loader_workers.value and not _synthetic(record):
         workers = record.protocol.loader_workers.words(), baseline.protocol.loader_workers.words()
         lines.append(f"{workers[0]} load data, the baseline's {workers[1]}")
-    if record.backend.name == baseline.backend.name == "cpu" and record.protocol.threads != baseline.protocol.threads:
+    if record.backend.name == baseline.backend.name and record.protocol.threads != baseline.protocol.threads:
         threads = record.protocol.threads.words(), baseline.protocol.threads.words()
         lines.append(f"{threads[0]} a rank, the baseline {threads[1]}")
     return lines

@@ -6,6 +6,6 @@ model's memory, so that any batch size can be counted anywhere.
 
 from __future__ import annotations
 
-from accel.flops._trace import PHASES, Operation, Tally, Trace, trace
+from accel.flops._trace import CASTS, PHASES, Operation, Tally, Trace, trace
 
-__all__ = ["PHASES", "Operation", "Tally", "Trace", "trace"]
+__all__ = ["CASTS", "PHASES", "Operation", "Tally", "Trace", "trace"]

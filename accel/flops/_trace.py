@@ -26,7 +26,8 @@ from torch.utils.flop_counter import flop_registry
 from accel.errors import ArgumentError
 
 PHASES = ("forward", "backward", "optimizer")
-_CASTS = {"fp32": None, "tf32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+# What autocast casts to under each policy; None: it does not.
+CASTS = {"fp32": None, "tf32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 # Operations that give memory without writing it.
 _FREE = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach", "lift_fresh"}
 
@@ -82,9 +83,9 @@ def trace(
     for name, value in (("batch", batch), ("size", size), ("classes", classes)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ArgumentError(f"{name} is {value!r}; expected an integer from 1")
-    if precision not in _CASTS:
-        raise ArgumentError(f"precision is {precision!r}; expected one of {', '.join(_CASTS)}")
-    cast = _CASTS[precision]
+    if precision not in CASTS:
+        raise ArgumentError(f"precision is {precision!r}; expected one of {', '.join(CASTS)}")
+    cast = CASTS[precision]
     counter = _Counter()
     with torch.device("meta"):  # initialisation may read values back, which a fake tensor has not
         net = model(classes)

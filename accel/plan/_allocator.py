@@ -11,13 +11,14 @@ from accel.footprint import Bytes
 
 class Allocator(NamedTuple):
     """Adds `added` bytes to each request and rounds up to a multiple of `granule`; `caches` as torch's caching
-    allocators do (`accel.plan._caching`).
+    allocators do (`accel.plan._caching`). `masks`: beside it, max pooling keeps a mask instead of indices.
     """
 
     name: str
     added: int
     granule: int
     caches: bool
+    masks: bool = False
 
     def taken(self, sizes: Bytes) -> Bytes:
         """Bytes that storages of these sizes take; an empty one takes none."""
@@ -29,7 +30,7 @@ ALLOCATORS = {
     "exact": Allocator("exact", 0, 1, caches=False),  # what `memory.track` counts on a CPU
     "cuda": Allocator("cuda", 0, 512, caches=True),  # kMinBlockSize of c10/cuda/CUDACachingAllocator.cpp
     # kMinBlockSize, after 32 bytes more: NPUCachingAllocator.cpp of torch_npu 2.13
-    "npu": Allocator("npu", 32, 512, caches=True),
+    "npu": Allocator("npu", 32, 512, caches=True, masks=True),
 }
 _OF_VENDOR = {"NVIDIA": "cuda", "Huawei": "npu"}  # as the chip table spells them
 

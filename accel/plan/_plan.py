@@ -116,7 +116,7 @@ def plan(
             precision=precision,
             accumulate=micro_batches,
             checkpoint=checkpoint,
-            masks=used.name == "npu",
+            masks=used.masks,
         )
 
     family = _Family(lambda size: traced(size, accumulate), used, batch)

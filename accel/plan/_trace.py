@@ -13,11 +13,10 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from accel.errors import ArgumentError, ModelError
+from accel.flops import CASTS
 from accel.footprint import Course, Recorder
 from accel.precision import checked_policy
 from accel.recompute import checkpoint as recomputed
-
-CASTS = {"fp32": None, "tf32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 Loss = Callable[[nn.Module, int], torch.Tensor]
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]

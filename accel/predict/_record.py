@@ -7,6 +7,7 @@ from datetime import datetime, timezone
 from uuid import uuid4
 
 from accel import __version__, records
+from accel.bench._options import benchmark
 from accel.predict._predict import Forecast
 from accel.records import Figure, Label
 
@@ -27,7 +28,7 @@ def record(forecast: Forecast, command: str) -> records.Record:
         id=f"{forecast.model}-{forecast.chip.name}-{forecast.precision}-predicted-{made:%Y%m%dT%H%M%SZ}-{uuid4().hex[:6]}",
         time=f"{made:%Y-%m-%dT%H:%M:%SZ}",
         command=command,
-        benchmark="resnet50",
+        benchmark=benchmark(forecast.model),
         origin="predicted",
         backend=records.BackendPart("none", "eager"),
         hardware=records.Hardware(

@@ -1,23 +1,10 @@
-"""The committed table of dtypes is what torch gives on the CPU, and what it renders."""
+"""What a session adds to torch's autocast on the CPU."""
 
 from __future__ import annotations
-
-import importlib.util
-from pathlib import Path
 
 import torch
 
 import accel
-
-ROOT = Path(__file__).parents[2]
-
-
-def test_the_table_of_dtypes_is_what_this_lane_gives():
-    spec = importlib.util.spec_from_file_location("table_dtypes", ROOT / ".ci" / "table_dtypes.py")
-    table = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(table)
-    assert table.measured("cpu") == table.committed("cpu"), "run `python .ci/table_dtypes.py cpu` in this lane"
-    assert (ROOT / "docs" / "tables" / "dtypes.md").read_text() == table.render()
 
 
 def test_what_a_session_adds_to_autocast_ends_with_it():

@@ -1,9 +1,17 @@
-"""The published table of collectives says of this backend what its code does."""
+"""The published tables say of this backend what its code does."""
 
 from __future__ import annotations
 
-from tests.tables import check_collectives
+from tests.tables import check_collectives, check_dtypes, check_memory
 
 
 def test_the_published_table_of_collectives_is_what_the_backend_says() -> None:
     check_collectives("xla")
+
+
+def test_the_published_table_of_dtypes_is_what_a_step_runs_in() -> None:
+    check_dtypes("xla")
+
+
+def test_the_published_table_of_memory_figures_is_what_the_lane_gives() -> None:
+    check_memory("xla")
