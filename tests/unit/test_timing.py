@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accel.errors import ClockError
 from accel.bench._timing import MAX_EXTENSION, SETTLE, RankTiming, measure, rate, summarize
+from accel.errors import ClockError
 
 
 class FakeClock:
