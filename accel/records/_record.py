@@ -316,7 +316,7 @@ class Record:
 
 
 def _singular(unit: str) -> str:
-    return unit.removesuffix("es") if unit.endswith("ches") else unit.removesuffix("s")
+    return unit.removesuffix("es") if unit.endswith(("ches", "sses")) else unit.removesuffix("s")
 
 
 # absent from the file where None
