@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from accel.bench._train import Trainer
     from accel.session import Session
 
-_WINDOWS = 6  # the first is not counted: a backward that reduces late may build its buckets anew
+_LEAST, _MOST = 3, 9  # windows; beyond the least only while they have taken less than _SECONDS
+_SECONDS = 5.0
 
 
 def measure(
@@ -40,11 +41,12 @@ def measure(
         session.backend.device.synchronize()
         times[-1].append(clock() - start)
 
-    for _ in range(_WINDOWS):
+    began = clock()
+    while len(times) < _LEAST or (len(times) < _MOST and not session.any(clock() - began > _SECONDS)):
         times.append([])
         trainer.window(backward)
     session.accumulate = accumulate
-    mine = [statistics.median(window[index] for window in times[1:]) for index in (1, 2)]
+    mine = [statistics.median(window[index] for window in times) for index in (1, 2)]
     alone, both = (max(column) for column in zip(*session.backend.collective.all_gather_object(mine), strict=True))
     return figures(alone, both, float(reduction.value or 0.0))
 

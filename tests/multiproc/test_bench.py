@@ -28,7 +28,7 @@ def _bench(out: str, **options: Any) -> str | None:
 
 
 def _bench_two(out: str) -> str | None:
-    return _bench(out, accumulate=2, evaluate=True, precision="bf16")
+    return _bench(out, accumulate=2, evaluate=True, precision="bf16", size=16)
 
 
 @pytest.fixture(autouse=True)
