@@ -70,6 +70,13 @@ def test_one_rank_trains_and_records_everything(tmp_path: Path) -> None:
     assert (record.goal.epoch_basis, record.goal.epoch_images.value) == ("extrapolated", 1437 // 4 * 4)
     assert record.goal.epoch_time.value == pytest.approx(1436 / results.throughput.value)
     assert record.input is None
+    work = record.efficiency
+    assert work is not None
+    assert (work.macs_forward.unit, work.flops_forward.unit) == ("MAC/image", "FLOP/image")  # T26
+    assert 2 * work.macs_forward.value <= work.flops_forward.value < 2.1 * work.macs_forward.value
+    assert 2.5 < work.flops_training.value / work.flops_forward.value < 3.1
+    assert (work.mfu.value, work.peak.value) == (None, None)  # T25: the chip of this machine has no peak in the table
+    assert work.mfu.reason
     assert results.throughput_repeats.values == pytest.approx(
         [2 * 4 / sum(results.step_times.values[:2]), 2 * 4 / sum(results.step_times.values[2:])]
     )
@@ -279,6 +286,9 @@ def test_one_command_tells_how_a_run_scales(tmp_path: Path) -> None:
     assert two.results.backward_time.value
     assert "Scaling: the same work a device on more devices" in done.stdout
     assert "--devices" not in two.command
+    cores = len(os.sched_getaffinity(0))
+    assert two.protocol.threads.value == max(1, cores // 2)  # T74: cores over ranks, whatever launched them
+    assert two.protocol.threads_source
 
 
 @pytest.mark.parametrize(

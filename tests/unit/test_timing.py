@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from accel.bench import collectives
 from accel.bench._timing import MAX_EXTENSION, SETTLE, RankTiming, measure, rate, summarize
 from accel.errors import ClockError
 
@@ -49,6 +50,17 @@ class QueueDevice:
 
     def counters(self) -> dict[str, int]:
         return {"compiles": self.compiles, "fallbacks": self.fallbacks}
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_a_collective_is_timed_until_it_has_run(lazy: bool, monkeypatch: pytest.MonkeyPatch) -> None:  # T28
+    clock = FakeClock()
+    device = QueueDevice(clock, lazy)
+    monkeypatch.setattr(collectives.time, "perf_counter", clock)
+    bench = object.__new__(collectives._Bench)  # only its clock and its device take part
+    bench._device = device  # type: ignore[assignment]
+    device.launch(5.0)  # what was left over
+    assert bench._block(lambda: device.launch(0.020), 10) == pytest.approx(0.020)
 
 
 @pytest.mark.parametrize("lazy", [False, True])
