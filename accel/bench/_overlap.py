@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from accel.session import Session
 
 _LEAST, _MOST = 3, 9  # windows; beyond the least only while they have taken less than _SECONDS
-_SECONDS = 5.0
+_SECONDS = 2.0
 
 
 def measure(

@@ -121,13 +121,12 @@ def _folder(out: str, photos: str, **options: Any) -> str | None:
     return _bench(out, data=f"folder:{photos}", steps=None, **{**small, **options})
 
 
-@pytest.mark.parametrize("target", [0.01, 1.0])
-def test_the_time_to_an_accuracy_over_ranks_on_a_folder_of_photographs(tmp_path: Path, target: float) -> None:
+def test_the_time_to_an_accuracy_over_ranks_on_a_folder_of_photographs(tmp_path: Path) -> None:
     photos = tree(tmp_path / "photos", classes=3, each=17)
     held_out = len(data.image_folder(photos, False))
     assert held_out % 2, "it must not divide by the ranks"
     out = str(tmp_path / "out")
-    options = {"epochs": 2, "target": target}
+    options = {"epochs": 2, "target": 0.01}  # any model gets one image right; tests/unit/test_goal.py has the others
     first, _ = run_ranks(partial(_folder, **options), 2, out, str(photos), timeout=240, env={"ACCEL_BACKEND": "cpu"})
     record = records.read(first)
     goal = record.goal
@@ -139,12 +138,9 @@ def test_the_time_to_an_accuracy_over_ranks_on_a_folder_of_photographs(tmp_path:
     assert goal.epoch_images.value == steps * 8
     assert record.protocol.steps.value + record.protocol.warmup_steps.value == 2 * steps
     assert (goal.epoch_basis, goal.epoch_time.value < goal.evaluated_at.values[-1]) == ("measured", True)
-    if target == 0.01:
-        assert (goal.outcome, goal.time_to_target.value) == ("reached", goal.evaluated_at.values[0])
-        assert goal.epochs_to_target.value == 1
-    else:
-        assert (goal.outcome, goal.time_to_target.value) == ("not reached", None)
-        assert "the target is 1" in str(goal.time_to_target.reason)
+    first_reached = next(i for i, accuracy in enumerate(goal.accuracies.values) if accuracy >= 0.01)
+    assert (goal.outcome, goal.time_to_target.value) == ("reached", goal.evaluated_at.values[first_reached])
+    assert goal.epochs_to_target.value == first_reached + 1
 
 
 def test_a_truncated_file_ends_the_run_with_its_name(tmp_path: Path) -> None:
