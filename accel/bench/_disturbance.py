@@ -106,6 +106,8 @@ class Watcher:
             else max(one.processes for one in self._asked),
             "reasons": self._asked[-1].reasons,
             "samples": len(self._asked),
+            "threads": self._session.threads.count if self._session.backend.device.is_host else None,
+            "cores": os.cpu_count() or 1,
             "time": None
             if ended is None or self._begun is None
             else [b - a for a, b in zip(self._begun, ended, strict=True)],
@@ -134,21 +136,44 @@ def summarize(ranks: list[dict[str, Any]]) -> Disturbance:
         throttled=worst("throttled", "fraction"),
         throttle_causes=tuple(sorted({cause for rank in ranks for cause in rank["causes"]})),
         other_processes=worst("processes", "processes", less=1),
-        other_load=_load(ranks),
+        **_others(ranks),
     )
 
 
-def _load(ranks: list[dict[str, Any]]) -> Figure:
-    hosts: dict[str, list[list[float]]] = {}
+def _others(ranks: list[dict[str, Any]]) -> dict[str, Figure]:
+    """`other_load` and `other_share`, each of the host with most."""
+    hosts: dict[str, list[dict[str, Any]]] = {}
     for rank in ranks:
-        if rank["time"] is None:
-            return Figure(None, "cores", reason="the operating system has no /proc that tells the time of its cores")
-        hosts.setdefault(rank["host"], []).append(rank["time"])
-    loads = []
-    for times in hosts.values():
-        wall, busy = (max(column) for column in list(zip(*times, strict=True))[:2])
-        own = sum(time[2] for time in times)
-        if wall <= 0 or busy < own / 2:  # /proc of another kernel than the one that runs the ranks
-            return Figure(None, "cores", reason="/proc/stat counts less time than the ranks themselves have taken")
-        loads.append(max(0.0, busy - own) / wall)
-    return Figure(max(loads), "cores")
+        hosts.setdefault(rank["host"], []).append(rank)
+    loads = [_load(members) for members in hosts.values()]
+    unknown = next((load for load in loads if isinstance(load, str)), None)
+    if unknown is not None:
+        return {
+            "other_load": Figure(None, "cores", reason=unknown),
+            "other_share": Figure(None, "fraction", reason=unknown),
+        }
+    known = [load for load in loads if not isinstance(load, str)]
+    if any(rank["threads"] is None for rank in ranks):
+        share = Figure(None, "fraction", reason="the device is not the host, and tells of no share that others take")
+    else:
+        shares = [_lost(members, load) for members, load in zip(hosts.values(), known, strict=True)]
+        share = Figure(max(shares), "fraction")
+    return {"other_load": Figure(max(known), "cores"), "other_share": share}
+
+
+def _load(ranks: list[dict[str, Any]]) -> float | str:
+    """Cores of the host of `ranks` that others kept busy, or why that is not known."""
+    times = [rank["time"] for rank in ranks]
+    if None in times:
+        return "the operating system has no /proc that tells the time of its cores"
+    wall, busy = (max(column) for column in list(zip(*times, strict=True))[:2])
+    own = sum(time[2] for time in times)
+    if wall <= 0 or busy < own / 2:  # /proc of another kernel than the one that runs the ranks
+        return "/proc/stat counts less time than the ranks themselves have taken"
+    return float(max(0.0, busy - own) / wall)
+
+
+def _lost(ranks: list[dict[str, Any]], load: float) -> float:
+    """Share of the threads of `ranks` for which `load` leaves no core of the host."""
+    threads = sum(rank["threads"] for rank in ranks)
+    return min(1.0, max(0.0, threads + load - ranks[0]["cores"]) / threads)

@@ -203,6 +203,7 @@ class Disturbance:
     throttle_causes: tuple[str, ...]
     other_processes: Figure  # most at once on one device
     other_load: Figure  # CPU cores of one host, on average
+    other_share: Figure  # of what the run was given of the devices, where those are the hosts' own cores
 
 
 @dataclass(frozen=True)

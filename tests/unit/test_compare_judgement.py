@@ -236,6 +236,7 @@ DISTURBED = {
     "throttle_causes": [],
     "other_processes": {"value": 0, "unit": "processes"},
     "other_load": {"value": 0.05, "unit": "cores"},
+    "other_share": {"value": 0.0, "unit": "fraction"},
 }
 
 

@@ -19,6 +19,7 @@ from accel.device import Disturbance
 
 def rank(**changes: Any) -> dict[str, Any]:
     seen = {"host": "a", "throttled": 0.0, "causes": [], "processes": 1, "reasons": {}, "samples": 4}
+    seen |= {"threads": 1, "cores": 2}
     return {**seen, "time": [10.0, 18.0, 9.0], **changes}
 
 
@@ -33,6 +34,10 @@ def test_the_worst_rank_and_the_busiest_host_are_told() -> None:
     assert (found.samples.value, found.throttled.value, found.throttle_causes) == (3, 0.5, ("heat",))
     assert found.other_processes.value == 2  # the rank itself is the third
     assert found.other_load.value == pytest.approx(2.1)  # host b: 21 s of 10 s; host a: its two ranks took all 18 s
+    assert found.other_share.value == 1.0  # host b's rank has one thread and 2 cores, and others took 2.1
+    assert summarize([rank(time=[10.0, 14.0, 9.0])]).other_share.value == 0  # the other core bears half a core
+    assert summarize([rank(threads=2, time=[10.0, 14.0, 9.0])]).other_share.value == pytest.approx(0.25)
+    assert "not the host" in str(summarize([rank(threads=None)]).other_share.reason)
     alone = summarize([rank(), rank()])
     assert alone.other_load.value == 0
     assert alone.other_processes.value == 0
