@@ -175,5 +175,5 @@ def _load(ranks: list[dict[str, Any]]) -> float | str:
 
 def _lost(ranks: list[dict[str, Any]], load: float) -> float:
     """Share of the threads of `ranks` for which `load` leaves no core of the host."""
-    threads = sum(rank["threads"] for rank in ranks)
-    return min(1.0, max(0.0, threads + load - ranks[0]["cores"]) / threads)
+    threads = float(sum(rank["threads"] for rank in ranks))
+    return min(1.0, max(0.0, threads + load - int(ranks[0]["cores"])) / threads)
