@@ -60,16 +60,14 @@ def run(folder: Path, name: str, seconds: float = 0.0) -> Record:
     return records.read(out)
 
 
-def series(folder: Path, pairs: int) -> tuple[list[Record], list[Record]]:
-    """Plain and delayed runs, alternating; the delay is a tenth of what a first run's step took."""
+def series(folder: Path, pairs: int) -> None:
+    """Plain and delayed runs, alternating, in `folder`; the delay is a tenth of what a first run's step took."""
     run(folder, "first")  # files come from the disk this once
     step = run(folder, "second").results.step_time.value
     assert step is not None
-    plain, slow = [], []
     for number in range(pairs):
-        plain.append(run(folder, f"plain-{number}"))
-        slow.append(run(folder, f"slow-{number}", step * PLANTED))
-    return plain, slow
+        run(folder, f"plain-{number}")
+        run(folder, f"slow-{number}", step * PLANTED)
 
 
 def judged(baseline: list[Record], other: list[Record]) -> tuple[str | None, list[float]]:
@@ -101,9 +99,39 @@ def summary(plain: list[Record], slow: list[Record]) -> dict[str, Any]:
     }
 
 
+def of(folder: Path) -> dict[str, Any]:
+    """The summary of the pairs that `series` left in `folder`."""
+    slow = sorted(folder.glob("slow-*.json"))
+    return summary(
+        [records.read(path.with_name(path.name.replace("slow", "plain"))) for path in slow],
+        [records.read(path) for path in slow],
+    )
+
+
+@pytest.mark.parametrize("part", ["same against same", "delayed against plain"])
+def test_the_committed_record_shows_what_the_documentation_says(part: str) -> None:
+    found = json.loads(RECORD.read_text())
+    verdicts = [one["verdict"] for one in found[part]]
+    assert set(verdicts) == {"no significant difference" if part == "same against same" else "slower"}
+
+
+def test_the_same_benchmark_twice_does_not_differ_and_a_planted_delay_is_found(tmp_path: Path) -> None:
+    series(tmp_path, 3)
+    found = of(tmp_path)
+    assert {one["verdict"] for one in found["same against same"]} == {"no significant difference"}, found
+    assert {one["verdict"] for one in found["delayed against plain"]} == {"slower"}, found
+    for one in found["delayed against plain"]:
+        low, high = one["ratio"]
+        assert low < 1 / (1 + PLANTED) < high
+
+
 if __name__ == "__main__":
     if sys.argv[1:2] == ["run"]:
         delayed(float(sys.argv[2]), sys.argv[3:])
-    with tempfile.TemporaryDirectory() as temporary:
-        found = summary(*series(Path(temporary), int(sys.argv[1]) if len(sys.argv) > 1 else PAIRS))
-    RECORD.write_text(json.dumps(found, indent=1) + "\n")
+    elif sys.argv[1:2] == ["of"]:  # FOLDER: that of an earlier run
+        RECORD.write_text(json.dumps(of(Path(sys.argv[2])), indent=1) + "\n")
+    else:  # [PAIRS [FOLDER]]
+        pairs = int(sys.argv[1]) if len(sys.argv) > 1 else PAIRS
+        folder = Path(sys.argv[2]) if len(sys.argv) > 2 else Path(tempfile.mkdtemp())
+        series(folder, pairs)
+        RECORD.write_text(json.dumps(of(folder), indent=1) + "\n")
