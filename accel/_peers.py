@@ -88,10 +88,15 @@ class Peers:
         """Ranks that have given no sign of life for a while, though perhaps not yet for the whole time limit."""
         return [] if self.watcher is None else self.watcher.silent()
 
-    def soon_silent(self, limit: float = _ROLL_CALL) -> list[int]:
-        """As `silent`, for an error that comes at once: wait up to `limit` seconds for ranks to miss signs of life."""
-        poll(lambda: bool(self.silent()), limit if self.watcher else 0.0, lambda: None)
-        return self.silent()
+    def soon_gone(self, ranks: Sequence[int], limit: float = _ROLL_CALL) -> list[int]:
+        """Those of `ranks` that have closed their session or ended. For an error that comes at once: wait up to `limit`
+        seconds until one has said so, or ranks miss signs of life.
+        """
+        watcher = self.watcher
+        if watcher is None:
+            return []
+        poll(lambda: bool(watcher.left(ranks) or watcher.silent()), limit, lambda: None)
+        return watcher.left(ranks)
 
     def position(self, rank: int, group: str) -> int:
         """The number of `group` that `rank` last told that it had come to; 0 where this rank does not know."""
