@@ -96,7 +96,7 @@ def _in_turn(name: str) -> dict[str, Any]:
             except AccelError as error:
                 found[what] = f"{type(error).__name__}: {error}"
         try:
-            c.all_reduce(torch.ones(2 + rank, device=s.device), group=both)
+            c.all_reduce(torch.ones(4 + rank, device=s.device), group=both)
         except CollectiveMismatch as error:
             found["mismatch"] = str(error)
         c.all_reduce(t, group=both)  # usable after all of it
@@ -175,15 +175,15 @@ def test_two_operations_in_another_order_raise_one_error_on_both_ranks(ranks: Ra
 
 
 def _leaves_early(name: str) -> str:
-    with init(name, timeout=20.0) as s:
-        t = torch.ones(1, device=s.device)
-        s.backend.collective.all_reduce(t)
-        if s.rank == 1:
-            return "left"
-        try:
+    try:
+        with init(name, timeout=20.0) as s:
+            t = torch.ones(1, device=s.device)
             s.backend.collective.all_reduce(t)
-        except CollectiveError as error:
-            return str(error)
+            if s.rank == 1:
+                return "left"
+            s.backend.collective.all_reduce(t).wait(host=True)
+    except CollectiveError as error:
+        return str(error)
     return "nothing"
 
 
