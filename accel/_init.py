@@ -23,7 +23,7 @@ from accel.backend import Backend
 from accel.collective import Collective
 from accel.control import ControlPlane
 from accel.errors import ArgumentError, UnsupportedError
-from accel.precision import LossScale, checked_policy
+from accel.precision import GREATEST_SCALE, LEAST_SCALE, LossScale, checked_policy
 from accel.scaler import Scaler
 from accel.session import Session
 
@@ -69,6 +69,8 @@ def init(
         seed = observer.seed
     if not isinstance(loss_scale, LossScale):
         loss_scale = _positive("loss_scale", loss_scale, infinite=False)
+        if loss_scale is not None and not LEAST_SCALE <= loss_scale <= GREATEST_SCALE:
+            raise ArgumentError(f"loss_scale={loss_scale!r}: expected from 2**-126 to 2**127, as fp32 holds it")
     for line in _env.unknown_settings():
         log.warning("%s", line)
     launched = rendezvous.read()

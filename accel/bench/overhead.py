@@ -200,7 +200,8 @@ def measure_calls(*, repeats: int = 60, block: int = 100, seed: int = 0) -> Over
 
 
 def _host_reads(loop: Loop, steps: int = 10) -> float:
-    with HostReads() as reads:
+    reads = HostReads()
+    with reads:
         loop(steps)
     return reads.count / steps
 
