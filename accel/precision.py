@@ -114,7 +114,7 @@ class Precision:
             "autocast": None if dtype is None else str(dtype).removeprefix("torch."),
             "arithmetic": self.arithmetic(),
             "loss_scaling": self.loss_scaling,
-            "determinism": self._numerics.not_deterministic if self._numerics.deterministic else None,
+            "determinism": self._numerics.determinism(),
             "changed": self._changed(switches),
             "switches": switches,
         }

@@ -165,7 +165,7 @@ class Walk:
                 allowed = own + tolerance.AMPLIFY * max(self._before, float(earlier[index]))
                 group = float(np.linalg.norm(norms[self._by_layer[state.layer]]))
                 difference = ratio(float(apart(mine[step + 1][index], other[step + 1][index])), group)
-                self._judge(step, "update", state.name, "", difference, allowed)
+                self._judge(step, "update", state.name, "buffer", difference, allowed)
                 continue
             gradient = float(self._gradients[index])
             allowed = tolerance.AMPLIFY * max(gradient, float(np.nan_to_num(earlier[index], posinf=1.0)))
