@@ -65,7 +65,7 @@ class RecordedSession(Session):
         return prepared
 
     def backward(self, loss: torch.Tensor, weight: Any = None) -> None:
-        self.recorder.backward(lambda: super(RecordedSession, self).backward(loss, weight))
+        self.recorder.backward(loss, lambda: super(RecordedSession, self).backward(loss, weight))
         self.recorder.loss(loss)
 
     def step(self, *optimizers: torch.optim.Optimizer, scheduler: Any = None, final: bool = False) -> StepResult:

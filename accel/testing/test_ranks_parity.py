@@ -5,47 +5,37 @@ it.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
-
-import pytest
 
 from accel import parity
 from accel.testing.parity import FAULT_OF_RANKS, record_here
 from accel.testing.ranks import RankPool
 
+STEPS = 3
 
-@pytest.fixture(scope="module")
-def on_the_cpu(tmp_path_factory: pytest.TempPathFactory) -> parity.Trace:
-    out = str(tmp_path_factory.mktemp("parity") / "cpu")
-    with RankPool(2, backend="cpu", env={"ACCEL_BACKEND": "cpu"}) as ranks:
-        paths = ranks.run(record_here, out, "cpu", {"steps": 4}, timeout=120)
-    assert paths == [out] * 2
+
+def _traced(ranks: RankPool, out: Path, backend: str, fault: str = "") -> parity.Trace:
+    paths = ranks.run(record_here, str(out), backend, {"steps": STEPS, "fault": fault}, timeout=120)
+    assert paths == [str(out)] * 2
     return parity.read(out)
 
 
-def test_training_on_ranks_agrees_with_the_cpus(
-    ranks: RankPool, backend_name: str, on_the_cpu: parity.Trace, tmp_path: Path
-) -> None:  # T24
-    ranks.run(record_here, str(tmp_path / "t"), backend_name, {"steps": 4}, timeout=120)
-    here = parity.read(tmp_path / "t")
+def test_ranks_agree_with_the_cpus_and_a_missing_reduction_is_named(
+    ranks: RankPool, backend_name: str, tmp_path: Path
+) -> None:  # T13, T24
+    with RankPool(2, backend="cpu", env={"ACCEL_BACKEND": "cpu"}) as processes:
+        cpu = _traced(processes, tmp_path / "cpu", "cpu")
+    here = _traced(ranks, tmp_path / "here", backend_name)
     assert here.run["backend"] == backend_name
-    assert len(here.ranks) == len(on_the_cpu.ranks) == 2
+    assert len(here.ranks) == 2
     assert (here.ranks[0]["inputs"] != here.ranks[1]["inputs"]).any(), "each rank has samples of its own"
     dropout = [layer.name for layer in here.layers].index("dropout")
     masks = [rank["forward"][0, dropout] for rank in here.ranks]
     assert (masks[0] != masks[1]).any(), "each rank has a mask of its own"
-    found = parity.compare(on_the_cpu, here)
-    assert found.agree, found.verdict
-
-
-def test_a_missing_reduction_is_named(
-    ranks: RankPool, backend_name: str, on_the_cpu: parity.Trace, tmp_path: Path
-) -> None:  # T13, T24
-    arguments: dict[str, Any] = {"steps": 4, "fault": "reduction"}
-    ranks.run(record_here, str(tmp_path / "t"), backend_name, arguments, timeout=120)
-    here = parity.read(tmp_path / "t")
-    for reference in (on_the_cpu, here):  # also within one trace, as ranks that hold different gradients
-        found = parity.compare(reference, here).finding
+    agreed = parity.compare(cpu, here)
+    assert agreed.agree, agreed.verdict
+    bad = _traced(ranks, tmp_path / "bad", backend_name, "reduction")
+    for reference in (cpu, bad):  # also within one trace, as ranks that hold different gradients
+        found = parity.compare(reference, bad).finding
         assert found is not None
         assert (found.step, found.direction) == FAULT_OF_RANKS["reduction"][:2]
         assert found.layer in ("fc.weight", "fc.bias")
