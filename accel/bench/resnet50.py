@@ -150,13 +150,12 @@ def run(
 def _plot(session: Session, trainer: Trainer, options: Options, target: Path) -> None:
     """Draw the memory of one further step of this rank 0; every rank takes part in it."""
     from accel.bench import _memory_plot
-    from accel.plan import ALLOCATORS
 
     course, peak = trainer.course()
     if session.is_main:
         title = f"{options.model}, batch {options.batch}, {options.precision}, on {session.backend.name}"
         lines = {} if peak is None else {"peak of the device": peak}
-        _memory_plot.draw(course, ALLOCATORS[session.backend.memory.allocator], target, title, lines)
+        _memory_plot.draw(course, session.backend.memory.allocator, target, title, lines)
 
 
 def _schedule(options: Options, session: Session, loader: Any) -> Schedule:

@@ -292,9 +292,9 @@ def collectives(
     max_bytes: Annotated[str, typer.Option(help="Largest size, as memory allows.")] = "1G",
     factor: Annotated[int, typer.Option(help="From one size to the next.")] = 4,
     calls: Annotated[int, typer.Option(help="Calls in a timed block, at most.")] = 20,
-    blocks: Annotated[int, typer.Option(help="Timed blocks of each row, at most.")] = 11,
+    blocks: Annotated[int, typer.Option(help="Timed blocks of each contender in a row, at most.")] = 200,
     warmup: Annotated[int, typer.Option(help="Untimed calls first.")] = 5,
-    seconds: Annotated[float, typer.Option(help="What a row may take; blocks shrink to fit, to 3 of one call.")] = 10.0,
+    seconds: Annotated[float, typer.Option(help="What a row may take; blocks get fewer to fit, 3 at least.")] = 10.0,
     bare: Annotated[bool, typer.Option(help="Time torch.distributed's own calls in between.")] = True,
     coalescing: Annotated[int, typer.Option(help="Tensors of 1 KiB, apart and together; 0: none.")] = 100,
     out: Annotated[

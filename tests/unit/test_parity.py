@@ -22,7 +22,9 @@ from accel.errors import AccelError, ArgumentError, ParityError, UnsupportedErro
 from accel.parity import _builtin
 from accel.parity._sketch import WIDTH, Sketcher
 from accel.session import Session
-from accel.testing.parity import FAULTS, other_kernels, record
+from accel.testing.parity import FAULTS, LATE_FAULTS, SLIGHT_FAULTS, other_kernels, record
+
+WHERE = {**FAULTS, **LATE_FAULTS, **SLIGHT_FAULTS}
 
 
 @pytest.fixture(scope="module")
@@ -32,12 +34,12 @@ def good(tmp_path_factory):
     return {precision: record(folder / precision, "cpu", precision=precision) for precision in ("fp32", "bf16")}
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", WHERE)
 def test_planted_fault_is_named_with_step_direction_and_layer(good, tmp_path, fault):
     precision = "bf16" if fault == "dtype" else "fp32"
     found = parity.compare(good[precision], record(tmp_path / "bad", "cpu", fault=fault, precision=precision))
     assert found.finding is not None
-    assert (found.finding.step, found.finding.direction, found.finding.layer) == FAULTS[fault]
+    assert (found.finding.step, found.finding.direction, found.finding.layer) == WHERE[fault]
     assert found.finding.layer in found.verdict
 
 
