@@ -60,8 +60,9 @@ class Checker:
         self._raised = 0  # the latest number that this rank raised a mismatch for
         self._poison: tuple[int, str] | None = None  # a mismatch that another rank found and this one has not raised
 
-    def begin(self, signature: Signature, end: float) -> int:
-        """Number the next collective, and compare it with the others' where needed.
+    def begin(self, signature: Signature, end: float, recorded: Callable[[int], None]) -> int:
+        """Number the next collective, and compare it with the others' where needed, which may take long: `recorded` is
+        called with the number before.
 
         Raises `CollectiveMismatch` when ranks differ, `CollectiveTimeout` when some did not come before the time `end`
         of `time.monotonic`, and `CollectiveError` when an earlier failure left the group unusable.
@@ -75,6 +76,7 @@ class Checker:
             return number
         digest = self._known.get(signature)
         if digest is None or self._mode == "every":
+            recorded(number)
             self._compare_first(number, signature, left(end))
             digest = self._known[signature] = signature.digest() if digest is None else digest
         self.history.add(number, signature, digest)

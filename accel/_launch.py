@@ -87,8 +87,9 @@ class Launcher:
             self.drain(call.tensors)
         watch = CallWatch(self, call)
         checker = call.group.checker
+        queues = self.transport.queues  # the launch cannot be held up: the entry is made while the fabric works
         if checker is not None:
-            watch.begin(checker, end)
+            watch.begin(checker, end, early=not queues)
         if len(call.group.ranks) == 1 or not any(map(torch.Tensor.numel, call.tensors)):
             result = alone()
             watch.over("")
@@ -102,6 +103,8 @@ class Launcher:
             except CollectiveError as known:
                 watch.over(type(known).__name__)
                 raise
+        if queues:
+            watch.record(watch.number)
         work = Work(handle, finish, call.tensors, watch, limit)
         if call.async_op:
             self._pending.append(work)
@@ -113,7 +116,7 @@ class Launcher:
         """The entry of a reduction that the fabric is about to run inside backward, compared like any other call."""
         watch = CallWatch(self, Call(signature, (), group, False, None))
         if group.checker is not None:
-            watch.begin(group.checker, time.monotonic() + self.timeout)
+            watch.begin(group.checker, time.monotonic() + self.timeout, early=True)
         assert watch.entry is not None  # a gradient reduction has several ranks
         return watch.entry
 
@@ -249,21 +252,27 @@ class CallWatch:
         self._launcher = launcher
         self._call = call
 
-    def begin(self, checker: Checker, end: float) -> None:
-        """Make the recorder's entry, and compare the call with the other ranks' where that is needed, until the time
-        `end` of `time.monotonic`.
+    def begin(self, checker: Checker, end: float, early: bool) -> None:
+        """Compare the call with the other ranks' where that is needed, until the time `end` of `time.monotonic`; the
+        recorder's entry is made before a comparison, or before all else where `early`.
         """
-        control, call = self._launcher.control, self._call
-        signature = call.signature
+        signature = self._call.signature
         numbered = signature.kind not in ("send", "recv")
-        self.entry = control.recorder.open(checker.name, checker.upcoming if numbered else 0, signature, _CALLERS)
-        control.check_abort()
+        if early:
+            self.record(checker.upcoming if numbered else 0)
+        self._launcher.control.check_abort()
         if numbered:
             try:
-                self.number = checker.begin(signature, end)
+                self.number = checker.begin(signature, end, self.record)
             except CollectiveError as error:
                 self.over(type(error).__name__)
                 raise
+
+    def record(self, number: int) -> None:
+        """Make the recorder's entry, where there is none yet."""
+        if self.entry is None and self._call.group.checker is not None:
+            recorder = self._launcher.control.recorder
+            self.entry = recorder.open(self._call.group.name, number, self._call.signature, _CALLERS)
 
     def check_abort(self) -> None:
         self._launcher.control.check_abort()
@@ -289,6 +298,8 @@ class CallWatch:
             self._call.group.checker.settle(self.number, self._call.signature, end)
 
     def over(self, failed: str) -> None:
+        if self.entry is None:
+            self.record(self.number)
         if self.entry is not None:
             self.entry.close(failed)
 
@@ -329,10 +340,10 @@ def _alone(
     """`Launcher.fused` of one tensor."""
     t = call.tensors[0]
     target = t.detach() if t.requires_grad else t
-    wire = encoded(plan, target)
+    wire = encoded(plan, target) if plan.encode else dense(target)
 
     def finish() -> Any:
-        values = decoded(plan, wire, call.group.size)
+        values = decoded(plan, wire, call.group.size) if plan.decode else wire
         if values is not target:
             target.copy_(values)
         return result
