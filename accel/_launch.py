@@ -87,24 +87,24 @@ class Launcher:
             self.drain(call.tensors)
         watch = CallWatch(self, call)
         checker = call.group.checker
-        queues = self.transport.queues  # the launch cannot be held up: the entry is made while the fabric works
         if checker is not None:
-            watch.begin(checker, end, early=not queues)
+            watch.begin(checker, end, early=not self.transport.queues)
         if len(call.group.ranks) == 1 or not any(map(torch.Tensor.numel, call.tensors)):
             result = alone()
+            watch.sent()
             watch.over("")
             return Work(None, lambda: result, call.tensors, watch, limit)
         try:
             handle, finish = start()
         except RuntimeError:  # no context manager where nothing fails: each costs as much as a small reduction's launch
+            watch.sent()
             try:
                 with translated(watch.describe, watch.last_words, watch.fault):
                     raise
             except CollectiveError as known:
                 watch.over(type(known).__name__)
                 raise
-        if queues:
-            watch.record(watch.number)
+        watch.sent()  # where a launch cannot be held up, this is done while the fabric works
         work = Work(handle, finish, call.tensors, watch, limit)
         if call.async_op:
             self._pending.append(work)
@@ -244,9 +244,10 @@ class Launcher:
 class CallWatch:
     """What the wait of one call asks: look around while it is slow, and what to say when it fails."""
 
-    __slots__ = ("_call", "_launcher", "entry", "number")
+    __slots__ = ("_call", "_launcher", "entry", "number", "told")
 
     def __init__(self, launcher: Launcher, call: Call) -> None:
+        self.told = False  # recorder and history know of the call
         self.number = 0  # of the call in its group; 0 where it is not compared between ranks
         self.entry: Entry | None = None  # in the flight recorder
         self._launcher = launcher
@@ -267,12 +268,22 @@ class CallWatch:
             except CollectiveError as error:
                 self.over(type(error).__name__)
                 raise
+            if early:
+                self.sent()
 
     def record(self, number: int) -> None:
         """Make the recorder's entry, where there is none yet."""
         if self.entry is None and self._call.group.checker is not None:
             recorder = self._launcher.control.recorder
             self.entry = recorder.open(self._call.group.name, number, self._call.signature, _CALLERS)
+
+    def sent(self) -> None:
+        """Make the recorder's entry and the history's, where they are not made yet."""
+        if not self.told:
+            self.told = True
+            self.record(self.number)
+            if self.number and self._call.group.checker is not None:
+                self._call.group.checker.passed(self.number, self._call.signature)
 
     def check_abort(self) -> None:
         self._launcher.control.check_abort()
@@ -294,8 +305,9 @@ class CallWatch:
                 self._launcher.control.check_left(checker.ranks, checker.name, self.number, left)
 
     def settled(self, end: float) -> None:
-        if self.number and self._call.group.checker is not None:
-            self._call.group.checker.settle(self.number, self._call.signature, end)
+        checker = self._call.group.checker
+        if checker is not None and self.number in checker.answered:
+            checker.settle(self.number, self._call.signature, end)
 
     def over(self, failed: str) -> None:
         if self.entry is None:
