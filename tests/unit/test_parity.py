@@ -22,9 +22,9 @@ from accel.errors import AccelError, ArgumentError, ParityError, UnsupportedErro
 from accel.parity import _builtin
 from accel.parity._sketch import WIDTH, Sketcher
 from accel.session import Session
-from accel.testing.parity import FAULTS, LATE_FAULTS, SLIGHT_FAULTS, other_kernels, record
+from accel.testing.parity import FAULTS, LATE_FAULTS, other_kernels, record
 
-WHERE = {**FAULTS, **LATE_FAULTS, **SLIGHT_FAULTS}
+WHERE = {**FAULTS, **LATE_FAULTS}
 
 
 @pytest.fixture(scope="module")
