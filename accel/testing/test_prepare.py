@@ -41,9 +41,10 @@ def test_gradient_hooks_from_before_prepare_hold_and_their_handles_too(start: An
     session = start()
     model = mlp()
     seen: list[str] = []
-    model[0].weight.register_hook(lambda gradient: gradient * 0)
-    handle = model[2].weight.register_hook(lambda gradient: seen.append("before"))
-    model[2].bias.register_post_accumulate_grad_hook(lambda parameter: seen.append("after"))
+    named = dict(model.named_parameters())
+    named["0.weight"].register_hook(lambda gradient: gradient * 0)
+    handle = named["2.weight"].register_hook(lambda gradient: seen.append("before"))
+    named["2.bias"].register_post_accumulate_grad_hook(lambda parameter: seen.append("after"))
     called, optimizer = session.prepare(model, sgd(model))
     before = values(session.unwrap(called))
     for x, y in session.batches([data(4, seed=i) for i in range(2)]):

@@ -50,7 +50,7 @@ def judged(cpu: Path, other: Path) -> dict[str, Any]:
             finding = compared("ranks-good", f"ranks-{fault}").finding
         elif (
             fault in PRECISIONS
-        ):  # against the same backend: XLA's BatchNorm gives fp32 under bf16 (docs/tables/dtypes.md)
+        ):  # beside the same backend: under bf16 XLA's BatchNorm gives fp32 (docs/tables/dtypes.md)
             finding = compared(f"good-{PRECISIONS[fault]}", f"fault-{fault}", other).finding
         else:
             finding = compared("good-fp32", f"fault-{fault}").finding
