@@ -48,9 +48,7 @@ def judged(cpu: Path, other: Path) -> dict[str, Any]:
     for fault in WANTED:
         if fault in FAULT_OF_RANKS:
             finding = compared("ranks-good", f"ranks-{fault}").finding
-        elif (
-            fault in PRECISIONS
-        ):  # beside the same backend: under bf16 XLA's BatchNorm gives fp32 (docs/tables/dtypes.md)
+        elif fault in PRECISIONS:  # beside the same backend: XLA's BatchNorm gives fp32 (docs/tables/dtypes.md)
             finding = compared(f"good-{PRECISIONS[fault]}", f"fault-{fault}", other).finding
         else:
             finding = compared("good-fp32", f"fault-{fault}").finding
