@@ -40,7 +40,11 @@ def judged(cpu: Path, other: Path) -> dict[str, Any]:
             {
                 "agree": found.agree,
                 "verdict": found.verdict,
-                "largest": {word: max(curve.differences) for word, curve in found.curves.items()},
+                "nearest": {
+                    word: {"difference": curve.differences[at], "allowed": curve.allowed[at], "step": at + 1}
+                    for word, curve in found.curves.items()
+                    if (at := curve.nearest) is not None
+                },
                 "told_until_step": (found.blind_from or STEPS + 1) - 1,
             }
         )
