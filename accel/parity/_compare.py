@@ -18,7 +18,7 @@ from accel.parity import _tolerance as tolerance
 from accel.parity._difference import apart, ratio
 from accel.parity._finding import DIRECTIONS, Finding
 from accel.parity._trace import Layer, State, Trace
-from accel.parity._walk import Walk
+from accel.parity._walk import Walk, by_list
 
 SAME_RANKS = (
     1e-6  # reduced gradients and states are the same bits on all ranks of most fabrics, and nearly on the others
@@ -204,6 +204,17 @@ def _notes(a: Trace, b: Trace) -> Iterator[str]:
         ours, theirs = a.run["numerics"].get(name), b.run["numerics"].get(name)
         if ours != theirs:
             yield f"{name}: {ours} and {theirs}"
+    other = [
+        (one.name, one.dtype, two.dtype)
+        for one, two in zip(a.layers, b.layers, strict=True)
+        if one.dtype != two.dtype and by_list(a, b, one)
+    ]
+    if other:
+        name, ours, theirs = other[0]
+        yield (
+            f"the output of {name}, and of {len(other) - 1} other BatchNorm(s), is {ours} and {theirs}, as autocast "
+            "lists of the backends or its inputs have it"
+        )
     for name in ("seed", "accumulate", "optimizers"):
         if a.run[name] != b.run[name]:
             yield f"{name}: {a.run[name]} and {b.run[name]}"

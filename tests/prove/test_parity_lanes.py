@@ -30,8 +30,8 @@ pytestmark = [pytest.mark.prove, pytest.mark.timeout(3600)]
 def judged(cpu: Path, other: Path) -> dict[str, Any]:
     """What the comparisons of the traces in two folders gave."""
 
-    def compared(mine: str, theirs: str, against: Path = cpu) -> parity.Comparison:
-        return parity.compare(parity.read(against / mine), parity.read(other / theirs))
+    def compared(mine: str, theirs: str) -> parity.Comparison:
+        return parity.compare(parity.read(cpu / mine), parity.read(other / theirs))
 
     seeds = []
     for seed in range(SEEDS):
@@ -52,10 +52,8 @@ def judged(cpu: Path, other: Path) -> dict[str, Any]:
     for fault in WANTED:
         if fault in FAULT_OF_RANKS:
             finding = compared("ranks-good", f"ranks-{fault}").finding
-        elif fault in PRECISIONS:  # beside the same backend: XLA's BatchNorm gives fp32 (docs/tables/dtypes.md)
-            finding = compared(f"good-{PRECISIONS[fault]}", f"fault-{fault}", other).finding
         else:
-            finding = compared("good-fp32", f"fault-{fault}").finding
+            finding = compared(f"good-{PRECISIONS.get(fault, 'fp32')}", f"fault-{fault}").finding
         faults[fault] = finding and {
             "step": finding.step, "direction": finding.direction, "layer": finding.layer, "said": finding.words
         }  # fmt: skip
@@ -63,14 +61,16 @@ def judged(cpu: Path, other: Path) -> dict[str, Any]:
     two, bf16 = compared("ranks-good", "ranks-good"), compared("good-bf16", "good-bf16")
     return {
         **{name: run[name] for name in ("origin", "device", "versions")},
-        "steps": STEPS, "seeds": seeds, "faults": faults, "two_ranks": two.verdict, "two_ranks_agree": two.agree,
-        "bf16": bf16.verdict,
+        "steps": STEPS, "seeds": seeds, "faults": faults,
+        "two_ranks": two.verdict, "two_ranks_agree": two.agree,
+        "bf16": bf16.verdict, "bf16_agree": bf16.agree, "bf16_notes": bf16.notes,
     }  # fmt: skip
 
 
 def check(lane: str, found: dict[str, Any]) -> None:
     assert [one["verdict"] for one in found["seeds"] if not one["agree"]] == [], lane
     assert found["two_ranks_agree"], found["two_ranks"]
+    assert found["bf16_agree"], found["bf16"]
     for fault, where in WANTED.items():
         said = found["faults"][fault]
         assert said is not None, f"{lane}: {fault} is not found"

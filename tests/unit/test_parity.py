@@ -246,6 +246,17 @@ def test_first_loss_that_is_not_finite_is_an_error(good, tmp_path):
         parity.compare(good["fp32"], parity.read(target))
 
 
+def test_a_batchnorm_that_another_backends_autocast_keeps_in_fp32_is_noted_and_no_fault(good, tmp_path):
+    mine = good["bf16"]
+    layers = [{**vars(one), "dtype": "float32" if one.kind == "BatchNorm2d" else one.dtype} for one in mine.layers]
+    here = parity.compare(mine, parity.read(changed(mine, tmp_path / "here", layers=layers)))
+    assert here.finding.layer == "bn1"
+    there = changed(mine, tmp_path / "there", layers=layers, run={**mine.run, "backend": "xla"})
+    found = parity.compare(mine, parity.read(there))
+    assert found.agree, found.verdict
+    assert any("bn1" in note and "2 other" in note for note in found.notes)
+
+
 def test_nan_in_one_run_alone_is_found(good, tmp_path):
     target = changed(good["fp32"], tmp_path / "t")
     arrays = safetensors.numpy.load_file(target / "rank0.safetensors")
