@@ -22,6 +22,7 @@ from torch.distributed.distributed_c10d import Store
 
 from accel._history import History
 from accel._signature import Signature, parse
+from accel._timeout import left
 from accel._wait import poll
 from accel._words import differ, named
 from accel.errors import CollectiveError, CollectiveMismatch, CollectiveTimeout
@@ -59,11 +60,11 @@ class Checker:
         self._raised = 0  # the latest number that this rank raised a mismatch for
         self._poison: tuple[int, str] | None = None  # a mismatch that another rank found and this one has not raised
 
-    def begin(self, signature: Signature, limit: float) -> int:
+    def begin(self, signature: Signature, end: float) -> int:
         """Number the next collective, and compare it with the others' where needed.
 
-        Raises `CollectiveMismatch` when ranks differ, `CollectiveTimeout` when some did not come within `limit`
-        seconds, and `CollectiveError` when an earlier failure left the group unusable.
+        Raises `CollectiveMismatch` when ranks differ, `CollectiveTimeout` when some did not come before the time `end`
+        of `time.monotonic`, and `CollectiveError` when an earlier failure left the group unusable.
         """
         if self._poison is not None:
             self.check_poison()
@@ -74,7 +75,7 @@ class Checker:
             return number
         digest = self._known.get(signature)
         if digest is None or self._mode == "every":
-            self._compare_first(number, signature, limit)
+            self._compare_first(number, signature, left(end))
             digest = self._known[signature] = signature.digest() if digest is None else digest
         self.history.add(number, signature, digest)
         return number
@@ -101,10 +102,10 @@ class Checker:
         if len(_sides(self._views(number))) > 1:
             self._compare(number, limit, sent=True)
 
-    def settle(self, number: int, signature: Signature, limit: float) -> None:
+    def settle(self, number: int, signature: Signature, end: float) -> None:
         """Called when collective `number` is over: where somebody asked about it, its result may be scratch."""
         if number in self._answered:
-            self.look(number, signature, limit)
+            self.look(number, signature, left(end))
             self._answered.discard(number)
 
     def absent(self, number: int) -> list[int]:

@@ -5,6 +5,7 @@ Owns what is in flight and whether the fabric is still usable. `accel.collective
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -19,7 +20,7 @@ from accel._flight import Entry
 from accel._lowering import Plan
 from accel._signature import Signature
 from accel._tensors import dense, flat, joined, write_back
-from accel._timeout import countdown, seconds
+from accel._timeout import seconds
 from accel._wait import CLOSED, HandleSet, poll, translated
 from accel._words import named
 from accel._work import Work
@@ -32,6 +33,8 @@ Start = Callable[
     [], tuple[Handle, Callable[[], Any]]
 ]  # sends; gives the handle and what makes the result once it has come
 
+_CALLERS = 3  # of a recorder's entry at least: CallWatch, Launcher, Collective
+
 
 @dataclass(eq=False)
 class Group:
@@ -41,6 +44,7 @@ class Group:
     ranks: tuple[int, ...]
     handle: Any = None  # what the transport calls it; None for all ranks
     checker: Checker | None = None
+    owner: Any = None  # the collective that made it
 
     @property
     def size(self) -> int:
@@ -50,7 +54,7 @@ class Group:
         return rank in self.ranks
 
 
-@dataclass
+@dataclass(slots=True)
 class Call:
     """One operation: what all ranks must agree on, what it touches, and how its caller wants to wait."""
 
@@ -76,14 +80,15 @@ class Launcher:
     def run(self, call: Call, start: Start, alone: Callable[[], Any]) -> Work:
         """Check, send, and wait unless the call is asynchronous. `alone`: the result where there is nothing to send."""
         limit = self.timeout if call.timeout is None else seconds(call.timeout)
-        left = countdown(limit)
-        self.require_joined()
+        end = time.monotonic() + limit
+        if not self.joined:
+            self.require_joined()
         if self._pending:
             self.drain(call.tensors)
         watch = CallWatch(self, call)
         checker = call.group.checker
         if checker is not None:
-            watch.begin(checker, left)
+            watch.begin(checker, end)
         if len(call.group.ranks) == 1 or not any(map(torch.Tensor.numel, call.tensors)):
             result = alone()
             watch.over("")
@@ -101,14 +106,14 @@ class Launcher:
         if call.async_op:
             self._pending.append(work)
         else:
-            work.complete(left())
+            work.complete(end)
         return work
 
     def reduce_gradients(self, group: Group, signature: Signature) -> Entry:
         """The entry of a reduction that the fabric is about to run inside backward, compared like any other call."""
         watch = CallWatch(self, Call(signature, (), group, False, None))
         if group.checker is not None:
-            watch.begin(group.checker, countdown(self.timeout))
+            watch.begin(group.checker, time.monotonic() + self.timeout)
         assert watch.entry is not None  # a gradient reduction has several ranks
         return watch.entry
 
@@ -119,7 +124,9 @@ class Launcher:
 
         `plans` are those of `call.tensors`; tensors of one dtype have the same.
         """
-        if self.transport.fuses and len(plans) > 1:
+        if len(plans) == 1:
+            return partial(_alone, plans[0], call, send, result)
+        if self.transport.fuses:
             return partial(self._listed, plans, call, send, result)
 
         def start() -> tuple[Handle, Callable[[], Any]]:
@@ -134,7 +141,7 @@ class Launcher:
                     values = decoded(plan, wire, call.group.size)
                     if len(targets) > 1:
                         write_back(values, targets)
-                    elif values is not targets[0]:
+                    elif values is not targets[0]:  # alone in its bucket
                         targets[0].copy_(values)
                 return result
 
@@ -184,17 +191,24 @@ class Launcher:
             else:
                 self._pending.append(work)
 
-    def fault(self, error: RuntimeError) -> str | None:
-        """What the fabric's error means, and which ranks give no sign of life; None where it is not the fabric's."""
+    def fault(self, error: RuntimeError, ranks: Sequence[int] | None = None) -> str | None:
+        """What the fabric's error means, and which of `ranks` (None: all) have left or give no sign of life; None where
+        it is not the fabric's.
+        """
+        control = self.control
         meaning = self.transport.fault(error)
         if meaning is not None:
-            absent = self.control.no_sign_of()
+            absent = control.no_sign_of()
         elif any(word in str(error) for word in CLOSED):  # at once, before anybody can have missed a sign of life
-            absent = self.control.soon_silent()
-            meaning = str(error).strip().partition("\n")[0] if absent else None
+            meaning = str(error).strip().partition("\n")[0]
+            left = control.soon_gone(range(control.world_size) if ranks is None else ranks)
+            if left:
+                return f"{meaning}; {named(left)} closed its session or ended{control.last_seen(left)}"
+            absent = control.silent()
+            meaning = meaning if absent else None
         else:
             return None
-        return f"{meaning}; no sign of {named(absent)}{self.control.last_seen(absent)}" if absent else meaning
+        return f"{meaning}; no sign of {named(absent)}{control.last_seen(absent)}" if absent else meaning
 
     def require_joined(self) -> None:
         if self.control.world_size > 1 and not self.joined:
@@ -227,21 +241,26 @@ class Launcher:
 class CallWatch:
     """What the wait of one call asks: look around while it is slow, and what to say when it fails."""
 
+    __slots__ = ("_call", "_launcher", "entry", "number")
+
     def __init__(self, launcher: Launcher, call: Call) -> None:
         self.number = 0  # of the call in its group; 0 where it is not compared between ranks
         self.entry: Entry | None = None  # in the flight recorder
         self._launcher = launcher
         self._call = call
 
-    def begin(self, checker: Checker, left: Callable[[], float]) -> None:
-        """Make the recorder's entry, and compare the call with the other ranks' where that is needed."""
+    def begin(self, checker: Checker, end: float) -> None:
+        """Make the recorder's entry, and compare the call with the other ranks' where that is needed, until the time
+        `end` of `time.monotonic`.
+        """
         control, call = self._launcher.control, self._call
-        numbered = call.signature.kind not in ("send", "recv")
-        self.entry = control.recorder.open(call.group.name, checker.upcoming if numbered else 0, call.signature)
+        signature = call.signature
+        numbered = signature.kind not in ("send", "recv")
+        self.entry = control.recorder.open(checker.name, checker.upcoming if numbered else 0, signature, _CALLERS)
         control.check_abort()
         if numbered:
             try:
-                self.number = checker.begin(call.signature, left())
+                self.number = checker.begin(signature, end)
             except CollectiveError as error:
                 self.over(type(error).__name__)
                 raise
@@ -255,7 +274,7 @@ class CallWatch:
             self._call.group.checker.check_poison()
 
     def fault(self, error: RuntimeError) -> str | None:
-        return self._launcher.fault(error)
+        return self._launcher.fault(error, self._call.group.ranks)
 
     def slow(self, left: float) -> None:
         self.check_abort()
@@ -265,9 +284,9 @@ class CallWatch:
             if checker.compares:
                 self._launcher.control.check_left(checker.ranks, checker.name, self.number, left)
 
-    def settled(self, left: float) -> None:
+    def settled(self, end: float) -> None:
         if self.number and self._call.group.checker is not None:
-            self._call.group.checker.settle(self.number, self._call.signature, left)
+            self._call.group.checker.settle(self.number, self._call.signature, end)
 
     def over(self, failed: str) -> None:
         if self.entry is not None:
@@ -304,10 +323,25 @@ class CallWatch:
             device.synchronize()
 
 
+def _alone(
+    plan: Plan, call: Call, send: Callable[[list[torch.Tensor], str], Handle], result: Any
+) -> tuple[Handle, Callable[[], Any]]:
+    """`Launcher.fused` of one tensor."""
+    t = call.tensors[0]
+    target = t.detach() if t.requires_grad else t
+    wire = encoded(plan, target)
+
+    def finish() -> Any:
+        values = decoded(plan, wire, call.group.size)
+        if values is not target:
+            target.copy_(values)
+        return result
+
+    return send([wire], plan.op), finish
+
+
 def bucketed(plans: Sequence[Plan], tensors: Sequence[torch.Tensor]) -> list[tuple[Plan, list[torch.Tensor]]]:
     """What is launched together, in order: tensors of one dtype, and the plan for it; without those that are empty."""
-    if len(tensors) == 1:
-        return [(plans[0], [tensors[0].detach()])]
     kinds: dict[torch.dtype, tuple[Plan, list[torch.Tensor]]] = {}
     for plan, t in zip(plans, tensors, strict=True):
         if t.numel():

@@ -273,10 +273,14 @@ class Collective:
     ) -> Work:
         members = self._args.member(group)
         dtypes = self._args.targets(tensors, kind)
-        planned = {dtype: self._args.reduction(op, dtype, kind) for dtype in dict.fromkeys(dtypes)}
-        plans = [planned[dtype] for dtype in dtypes]
-        signature = Signature(kind, op, dtypes, tuple([t.shape for t in tensors]))
-        call = Call(signature, tensors, members, async_op, timeout)
+        if len(tensors) == 1:
+            plans = [self._args.reduction(op, dtypes[0], kind)]
+            shapes: tuple[torch.Size, ...] = (tensors[0].shape,)
+        else:
+            planned = {dtype: self._args.reduction(op, dtype, kind) for dtype in dict.fromkeys(dtypes)}
+            plans = [planned[dtype] for dtype in dtypes]
+            shapes = tuple([t.shape for t in tensors])
+        call = Call(Signature(kind, op, dtypes, shapes), tensors, members, async_op, timeout)
 
         def send(wires: list[torch.Tensor], wire_op: str) -> Handle:
             return self._transport.all_reduce(wires, wire_op, members.handle)
@@ -307,7 +311,7 @@ class Collective:
         return Call(Signature(kind, "", (t.dtype,), (t.shape,), root), [t], members, async_op, timeout), plan
 
     def _group(self, name: str, ranks: tuple[int, ...], handle: Any) -> Group:
-        group = Group(name, ranks, handle)
+        group = Group(name, ranks, handle, owner=self)
         if len(ranks) > 1 and self.rank in ranks:
             group.checker = Checker(
                 self._control, name, ranks, self._check, lambda begun: self._take_part(group, begun)
@@ -326,7 +330,7 @@ class Collective:
             torch.zeros(shape, dtype=dtype, device=device)
             for dtype, shape in zip(begun.dtypes, begun.shapes, strict=True)
         ]
-        unchecked = Group(group.name, group.ranks, group.handle)
+        unchecked = Group(group.name, group.ranks, group.handle, owner=self)
         many = begun.kind.endswith("_coalesced")
         given: dict[str, Any] = {"op": begun.op} if begun.op else {"src": begun.root} if begun.root >= 0 else {}
         getattr(self, begun.kind)(scratch if many else scratch[0], group=unchecked, **given)

@@ -18,6 +18,14 @@ from accel.errors import ArgumentError
 _CROSSINGS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1}
 OPERATIONS = (*_CROSSINGS, "broadcast", "send_recv")
 DEALT = ("all_gather", "reduce_scatter", "all_to_all")  # S is dealt out over the ranks, each getting or giving S/n
+MARGIN = 0.05  # of the bare loop's time: what a verdict allows
+
+
+def judged(low: float, high: float) -> str:
+    """Whether a call takes at most `MARGIN` longer than the bare one, where the 95 % interval of the ratio is `low` to
+    `high`: "within" or "beyond" where the whole interval says so, else "undecided".
+    """
+    return "within" if high <= 1 + MARGIN else "beyond" if low > 1 + MARGIN else "undecided"
 
 
 def factor(operation: str, ranks: int) -> float:

@@ -8,6 +8,7 @@ itself.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import runpy
 import sys
@@ -119,6 +120,7 @@ def run_ranks(
     from torch.distributed.elastic.rendezvous.api import RendezvousError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    from accel._agent import AgentWatch
     from accel._threads import available_cores
 
     # torchrun would say 1, a bare spawn all cores: a CPU baseline must not depend on the launcher (T74).
@@ -138,7 +140,8 @@ def run_ranks(
             max_restarts=max_restarts,
         )
         try:
-            elastic_launch(config, sys.executable)(*command)
+            with contextlib.nullcontext() if hosts[1] == 1 else AgentWatch(rendezvous):
+                elastic_launch(config, sys.executable)(*command)
         except ChildFailedError as error:
             rank, failure = error.get_first_failure()
             code = failure.exitcode

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from accel.compare._groups import Entry
 from accel.compare._uncertainty import Unknown
-from accel.records import Figure, Record
+from accel.records import Figure, Goal, Record
 
 ORIGIN_SHORT = {"measured": "meas", "emulated": "emul", "published": "publ", "predicted": "pred"}
 ORIGIN_MEANING = {
@@ -15,6 +15,9 @@ ORIGIN_MEANING = {
     "published": "published by others, not measured by accel",
     "predicted": "predicted, by a model or by a compiler; nothing ran",
 }
+
+
+EXTRAPOLATED = " extrapolated"  # behind a figure that no run has shown: so many images at the throughput
 
 
 @dataclass(frozen=True)
@@ -39,11 +42,17 @@ def columns(entry: Entry, baseline: Entry) -> dict[str, Cell]:
         "more than noise": _verdict(entry),
         "MFU": _utilisation(record),
         "a million images": _cost(entry, entry.cost.million, entry.cost.reason),
-        "an ImageNet epoch": _cost(entry, entry.cost.epoch, entry.cost.epoch_reason),
+        "an ImageNet epoch": _cost(entry, entry.cost.epoch, entry.cost.epoch_reason, EXTRAPOLATED),
+        "epoch": _epoch(record),
+        "cost of an epoch": _epoch_cost(entry),
+        "time to target": _time_to_target(record),
+        "cost to target": _target_cost(entry),
         "step time": cell(record, results.step_time),
         "p10 to p90": _spread(record),
         "phases": _phases(record),
         "reduction": cell(record, results.reduce_time),
+        "reduction hidden": cell(record, results.reduce_overlap),
+        "waiting for data": cell(record, results.data_share),
         "energy": cell(record, results.energy),
         "loss": _loss(record),
         "accuracy": cell(record, results.accuracy),
@@ -166,10 +175,59 @@ def _verdict(entry: Entry) -> Cell:
     return Cell(f"{entry.verdict} ({low:.3g}x to {high:.3g}x)", origin)
 
 
-def _cost(entry: Entry, value: float | None, reason: str | None) -> Cell:
+def _cost(entry: Entry, value: float | None, reason: str | None, mark: str = "") -> Cell:
     if value is None:
         return Cell("-", why=reason)
-    return Cell(f"{number(value)} USD", entry.record.origin_of(entry.record.results.throughput))
+    return Cell(f"{number(value)} USD{mark}", entry.record.origin_of(entry.record.results.throughput))
+
+
+NO_GOAL = "the run had no epochs"
+
+
+def _epoch(record: Record) -> Cell:
+    """What an epoch of the run's own data took, or would take."""
+    goal = record.goal
+    if goal is None:
+        return Cell("-", why=NO_GOAL)
+    return Cell(f"{long(goal.epoch_time)}{_mark(goal)}", record.origin_of(goal.epoch_time))
+
+
+def _epoch_cost(entry: Entry) -> Cell:
+    goal = entry.record.goal
+    if goal is None:
+        return Cell("-", why=NO_GOAL)
+    return _cost(entry, entry.cost.of(goal.epoch_time.value), entry.cost.reason, _mark(goal))
+
+
+def _mark(goal: Goal) -> str:
+    return EXTRAPOLATED if goal.epoch_basis == "extrapolated" else ""
+
+
+def _time_to_target(record: Record) -> Cell:
+    """Seconds and epochs to the target; a target that was not reached says so in the cell itself."""
+    goal = record.goal
+    if goal is None or goal.outcome == "no target":
+        return Cell("-", why=NO_GOAL if goal is None else goal.target.reason)
+    target, origin = show(goal.target), record.origin_of(goal.time_to_target)
+    if goal.outcome == "not reached":
+        best = show(Figure(max(goal.accuracies.values), "fraction"))
+        return Cell(f"{target} not reached, best {best}", origin, goal.time_to_target.reason)
+    return Cell(f"{long(goal.time_to_target)} to {target}, {goal.epochs_to_target.words()}", origin)
+
+
+def _target_cost(entry: Entry) -> Cell:
+    goal = entry.record.goal
+    if goal is None or goal.time_to_target.value is None:
+        return Cell("-", why=NO_GOAL if goal is None else goal.time_to_target.reason)
+    return _cost(entry, entry.cost.of(goal.time_to_target.value), entry.cost.reason)
+
+
+def long(figure: Figure) -> str:
+    """Seconds as a person reads them: in minutes from 120 s on, in hours from 120 minutes on."""
+    seconds = figure.value
+    if seconds is None or seconds < 120:
+        return show(figure)
+    return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"
 
 
 def _loss(record: Record) -> Cell:

@@ -14,7 +14,7 @@ from accel.compare._groups import Entry, Group, Report
 from accel.compare._published import MEANING, TITLE
 from accel.compare._published import columns as columns_of_published
 from accel.errors import ArgumentError
-from accel.records import Figure, Label
+from accel.records import Figure, InputTrial, Label, Series
 
 
 def write_html(report: Report, path: str | os.PathLike[str], skipped: list[str] | None = None) -> Path:
@@ -97,12 +97,20 @@ def _details(entry: Entry) -> dict[str, dict[str, str]]:
         "Sources": {str(index): source for index, source in enumerate(record.sources, 1)},
         "Run": run | {"execution": record.backend.kind, "origin": record.origin},
         "Numerics in force": {name: str(value) for name, value in record.numerics.in_force.items()},
+        "Epochs and target": _figures(record.goal),
+        "Input": _figures(record.input),
+        "Disturbance": _figures(record.disturbance),
         "Protocol": protocol,
         "Workload": work,
         "Hardware": hardware | record.hardware.details,
         "Versions": record.versions,
         "Not known": unknown,
     }
+
+
+def _figures(part: object) -> dict[str, str]:
+    """The fields of a part of a record in words; none where the record has no such part."""
+    return {} if part is None else {name: _text(value) for name, value in vars(part).items()}
 
 
 def _glue(text: str) -> str:
@@ -113,4 +121,11 @@ def _glue(text: str) -> str:
 def _text(value: object) -> str:
     if isinstance(value, Label):
         return value.value or f"unknown ({value.reason})"
+    if isinstance(value, InputTrial):
+        pinned = ", pinned" if value.pinned else ""
+        return f"{value.workers.words()}{pinned}: {value.throughput.words()}, {value.data_share.words()} waiting"
+    if isinstance(value, Series):
+        return ", ".join(f"{one:,} {value.unit}" for one in value.values) or f"unknown ({value.reason})"
+    if isinstance(value, tuple):
+        return "; ".join(map(_text, value)) or "none"
     return value.words() if isinstance(value, Figure) else str(value)

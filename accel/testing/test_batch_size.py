@@ -133,6 +133,39 @@ def test_an_error_of_one_rank_ends_the_search_on_all(ranks: RankPool) -> None:
     assert "failed on rank 1: ZeroDivisionError: batch 16" in ended[0].text
 
 
+def searched_with_a_reduction_left_open(short: int) -> tuple[int, list[str]]:
+    """On a rank: memory runs out above `short`, on all ranks and only in a backward that reduces gradients."""
+    with accel.init(timeout=60) as session:
+        model, optimizer = made(session)
+        size = 0
+
+        def runs_out(parameter: torch.Tensor) -> None:
+            if size > short and getattr(model, "require_backward_grad_sync", True):
+                raise RuntimeError("NPU out of memory. Tried to allocate 20.00 MiB")
+
+        first = next(iter(session.unwrap(model).parameters()))
+        hook = first.register_post_accumulate_grad_hook(runs_out)
+
+        def step(batch: int) -> None:
+            nonlocal size
+            size = batch
+            trained(session, model, optimizer, batch)
+
+        found = accel.find_batch_size(step, 16, session=session, most=32)
+        hook.remove()
+        for _ in range(3):
+            trained(session, model, optimizer, found.batch)
+        return found.batch, [trial.outcome for trial in found.trials]
+
+
+def test_memory_that_ends_while_gradients_are_reduced_ends_no_search(ranks: RankPool) -> None:  # T49
+    """DDP would refuse every later forward: its reduction is open."""
+    mine, theirs = ranks.run(searched_with_a_reduction_left_open, 21, timeout=120)
+    assert mine == theirs
+    assert mine[0] == 21
+    assert mine[1].count("out of memory") > 1
+
+
 def differing() -> str:
     with accel.init(timeout=60) as session:
         with pytest.raises(accel.errors.ArgumentError) as caught:

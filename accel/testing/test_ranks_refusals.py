@@ -35,6 +35,8 @@ def _refused(name: str) -> dict[str, Any]:
             "leaf": lambda: c.all_reduce(leaf),
             "rows": lambda: c.reduce_scatter(torch.ones(3, device=s.device)),
             "timeout": lambda: c.all_reduce(t, timeout=0.0),
+            "peer out of range": lambda: c.send(t, dst=2),
+            "many with a non-tensor": lambda: c.all_reduce_coalesced([t, None]),
         }
         spread = torch.ones(1, device=s.device).expand(3)
         if 0 in spread.stride():  # a lazy device has no memory to share
@@ -71,6 +73,8 @@ def test_bad_arguments_give_one_error_on_all_ranks_and_touch_nothing(ranks: Rank
         "leaf": "TensorError",
         "rows": "TensorError",
         "timeout": "ArgumentError: timeout is 0.0",
+        "peer out of range": "ArgumentError: dst is 2",
+        "many with a non-tensor": "TensorError",
         "expanded": "TensorError",
     }
     for what, text in first.items():

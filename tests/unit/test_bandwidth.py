@@ -97,3 +97,11 @@ def test_buckets_hold_everything_in_order_and_no_more_than_the_limit(sizes: list
         assert len(bucket) == 1 or sum(sizes[index] for index in bucket) <= limit
     for one, two in itertools.pairwise(planned):  # none could have taken the next one too
         assert sum(sizes[index] for index in [*one, two[0]]) > limit
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [(0.9, 1.05, "within"), (0.9, 1.051, "undecided"), (1.05, 1.2, "undecided"), (1.051, 1.2, "beyond")],
+)
+def test_a_verdict_needs_the_whole_interval(low: float, high: float, verdict: str) -> None:
+    assert bandwidth.judged(low, high) == verdict
