@@ -65,7 +65,7 @@ def run(
         path = records.destination(out, record_id)
     with init(precision=options.precision, accumulate=options.accumulate, seed=options.seed) as session:
         if target is not None:
-            session.backend.capabilities().require("memory.track")
+            session.backend.capabilities().require("memory.course")
         session.backend.memory.reset_peak()
         counters = session.backend.device.counters()
         loader = _train.loader(session, train, options.batch, options.workers)
