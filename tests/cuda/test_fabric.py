@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import accel
-from accel._launch import CallWatch
+from accel._call import CallWatch
 from accel.errors import ArgumentError, BackendError, CollectiveTimeout
 from accel.testing.ranks import RankFailure, run_ranks
 from accel_cuda.memory import CudaMemory
