@@ -301,7 +301,7 @@ def tables(session: nox.Session) -> None:
             run(session, lane, f".ci/table_{name}.py", part)
 
 
-@nox.session(requires=["cpu"], venv_backend="none")
+@nox.session(requires=["cpu", "xla", "npu"], venv_backend="none")
 def prove(session: nox.Session) -> None:
     """Run the long proofs that `make test` leaves out."""
     run(session, "cpu", "-m", "pytest", "-m", "prove", "--durations=0", *session.posargs)

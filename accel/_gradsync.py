@@ -72,6 +72,9 @@ class GradSync(ABC):
     def sync_buffers(self) -> None:
         """Make buffers equal on all ranks, as `wrap` was told; evaluation then needs no collective (T44)."""
 
+    def recover(self) -> None:  # noqa: B027 - most have nothing that a step could leave open
+        """Forget a reduction that a backward which failed on every rank left open."""
+
     def cut(self) -> None:  # noqa: B027 - there is nothing to run on eager devices
         """Run the graph of a window's end on all ranks; nothing on eager devices."""
 
@@ -244,6 +247,15 @@ class DDPSync(GradSync):
                     self._reduce(late)
             equal = equal and not (synced.local & wanted)
         return equal
+
+    def recover(self) -> None:
+        for synced in self._models:
+            # As torch does before it lets a job go on in another process group (DDP._update_process_group).
+            synced.ddp._has_rebuilt_buckets = False
+            synced.ddp.reducer._reset_state()
+        if self._entry is not None:
+            self._entry.close()
+            self._entry = None
 
     def _check_complete(self, parameters: list[torch.Tensor]) -> None:
         """DDP leaves the bucket of a parameter without a gradient unreduced, and says so one forward later."""

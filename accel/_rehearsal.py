@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from accel._gradsync import DDPSync, GradSync
+from accel._gradsync import DDPSync, GradSync, NoSync
 from accel._window import parameters_of
 from accel.errors import ArgumentError, CollectiveError, WindowError
 from accel.session import Session
@@ -83,6 +83,12 @@ class Rehearsal:
         if session._scaler is not None and self._scale is not None:
             session._scaler.load_state_dict(self._scale)
 
+    def recover(self) -> None:
+        """After a real step that failed on every rank: DDP can reduce again, and makes its buckets anew."""
+        self._sync.recover()
+        if self._buckets is not None:
+            self._buckets.views.clear()
+
     def end(self) -> None:
         """Put everything back as it was."""
         self.rewind()
@@ -101,73 +107,66 @@ class Rehearsal:
             session._cuts.divert(sync.cut)
 
 
-class _Around(GradSync):
-    """A `GradSync` that does what another does."""
-
-    def __init__(self, inner: GradSync) -> None:
-        self.inner = inner
-
-    def wrap(self, model: nn.Module, *, buffers: str, unused_parameters: bool) -> nn.Module:
-        raise ArgumentError("find_batch_size(step): step calls prepare; prepare the model before the search")
-
-    def arm(self, last: bool) -> None:
-        self.inner.arm(last)
-
-    def backward(self, loss: torch.Tensor) -> None:
-        self.inner.backward(loss)
-
-    def explained(self, error: RuntimeError) -> CollectiveError | None:
-        return self.inner.explained(error)
-
-    def finish(self, parameters: Sequence[torch.Tensor]) -> bool:
-        return self.inner.finish(parameters)
-
-    def total(self, value: torch.Tensor) -> None:
-        self.inner.total(value)
-
-    def sync_buffers(self) -> None:
-        self.inner.sync_buffers()
-
-    def cut(self) -> None:
-        self.inner.cut()
+def _prepared_late() -> ArgumentError:
+    return ArgumentError("find_batch_size(step): step calls prepare; prepare the model before the search")
 
 
-class _Alone(_Around):
-    """Nothing is sent; a lazy device's graph is run by `flush`, without the other ranks."""
+class _Alone(NoSync):
+    """Each rank steps on its own gradients; a lazy device's graph is run by `flush`, without the other ranks."""
 
     def __init__(self, inner: GradSync, flush: Callable[[], None]) -> None:
-        super().__init__(inner)
+        self._inner = inner
         self._flush = flush
 
+    def wrap(self, model: nn.Module, *, buffers: str, unused_parameters: bool) -> nn.Module:
+        raise _prepared_late()
+
     def arm(self, last: bool) -> None:
-        self.inner.arm(False)
+        self._inner.arm(False)
 
-    def finish(self, parameters: Sequence[torch.Tensor]) -> bool:
-        return True
+    def backward(self, loss: torch.Tensor) -> None:
+        self._inner.backward(loss)
 
-    def total(self, value: torch.Tensor) -> None:
-        pass
-
-    def sync_buffers(self) -> None:
-        pass
+    def explained(self, error: RuntimeError) -> CollectiveError | None:
+        return self._inner.explained(error)
 
     def cut(self) -> None:
         self._flush()
 
 
-class _Buckets(_Around):
-    """Remembers where in DDP's buckets each gradient lies; DDP makes them anew after its first step."""
+class _Buckets(GradSync):
+    """Does what `inner` does and remembers where in DDP's buckets each gradient lies; DDP makes them anew after its
+    first step.
+    """
 
-    def __init__(self, inner: GradSync) -> None:
-        super().__init__(inner)
+    def __init__(self, inner: DDPSync) -> None:
+        self._inner = inner
         self.views: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
+    def wrap(self, model: nn.Module, *, buffers: str, unused_parameters: bool) -> nn.Module:
+        raise _prepared_late()
+
+    def arm(self, last: bool) -> None:
+        self._inner.arm(last)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        self._inner.backward(loss)
+
+    def explained(self, error: RuntimeError) -> CollectiveError | None:
+        return self._inner.explained(error)
+
     def finish(self, parameters: Sequence[torch.Tensor]) -> bool:
-        equal = self.inner.finish(parameters)
+        equal = self._inner.finish(parameters)
         for parameter in parameters:
             if parameter.grad is not None and parameter.grad._is_view():
                 self.views[id(parameter)] = parameter, parameter.grad
         return equal
+
+    def total(self, value: torch.Tensor) -> None:
+        self._inner.total(value)
+
+    def sync_buffers(self) -> None:
+        self._inner.sync_buffers()
 
 
 def _on_host(tensor: torch.Tensor) -> torch.Tensor:

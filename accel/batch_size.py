@@ -124,6 +124,8 @@ class _Search:
         self._guarded = guarded and budget is not None
         self._repeats = repeats
         self.rehearsal = None if session is None else Rehearsal(session)
+        self._warm: int | None = None  # a batch that lets DDP make its buckets
+        self._communicated = False  # the trial got as far as a step that communicates
         self.trials: list[Trial] = []
         self._clean(collect=True)
 
@@ -134,12 +136,15 @@ class _Search:
         return self._try(batch)
 
     def warm_up(self, start: int) -> None:
-        """Let DDP make its final buckets, at a batch that fits beside its first ones: from half of `start` down."""
-        batch = max(1, start // 2)
+        """Let DDP make its final buckets, at a batch that fits beside its first ones: from an eighth of `start` down,
+        but not from 1, which BatchNorm may refuse.
+        """
+        batch = max(min(2, start), start // 8)
         while not self._try(batch):
             if batch == 1:
                 raise BatchSizeError(f"find_batch_size(): not even a batch of 1 fits; {_history(self.trials)}")
             batch //= 2
+        self._warm = batch
         self.trials.clear()
 
     def end(self) -> None:
@@ -153,6 +158,7 @@ class _Search:
         self._clean(collect=bool(note))  # outside the handler, whose error holds what the failed step made (T49)
         mine: dict[str, Any] = {
             "note": note,
+            "communicated": self._communicated,
             "failure": None if failure is None else f"{type(failure).__name__}: {failure}",
             "peaks": [tracked.peak, tracked.peak_reserved],
         }
@@ -165,6 +171,8 @@ class _Search:
         peak, reserved = (_most([theirs["peaks"][kind] for theirs in ranks]) for kind in range(2))
         short = [f"rank {rank}: {theirs['note']}" for rank, theirs in enumerate(ranks) if theirs["note"]]
         if short:
+            if self.rehearsal is not None and any(theirs["communicated"] for theirs in ranks):
+                self._recover(self.rehearsal)
             self._note(Trial(batch, SHORT, peak, reserved, short[0]))
             return False
         taken = peak if self._guarded or reserved is None else reserved
@@ -174,9 +182,18 @@ class _Search:
         self._note(Trial(batch, FITS, peak, reserved, ""))
         return True
 
+    def _recover(self, rehearsal: Rehearsal) -> None:
+        """A step which communicates ran out of memory: its reduction is open, on every rank at the same place."""
+        rehearsal.recover()
+        if rehearsal.warms and self._warm is not None and not self._try(self._warm):
+            raise BatchSizeError(f"find_batch_size(): {self._warm} no longer fits; {_history(self.trials)}")
+        if self._warm is not None:
+            self.trials.pop()
+
     def _run(self, batch: int) -> tuple[Tracked, str, Exception | None]:
         """One trial on this rank: what it took, the words of a lack of memory, and any other error."""
         note, failure = "", None
+        self._communicated = False
         with self._backend.memory.track() as tracked:
             try:
                 self._steps(batch)
@@ -210,6 +227,7 @@ class _Search:
                     raise failure
                 return  # another rank failed; what it says is exchanged with the outcome
             rehearsal.rewind()
+            self._communicated = True
         for _ in range(self._repeats):
             rehearsal.real_step(lambda: self._step(batch))
 

@@ -15,17 +15,20 @@ from typing import Any, ClassVar
 
 import torch
 
+from accel.allocator import Allocator
 from accel.eager import EagerDevice
 from accel.errors import ArgumentError
 from accel.memory import Memory, MemoryStats, Tracked
 
+# kMinBlockSize of c10/cuda/CUDACachingAllocator.cpp, whose rounding the caching allocators of other devices took over.
+TORCH = Allocator("torch", granule=512, caches=True)
 HISTORY = 100_000  # allocations and frees that a recording keeps, the latest; torch's own default has no end
 
 
 class EagerMemory(Memory):
     """Live, reserved and peak bytes of a device's caching allocator, its history, and a limit for this process."""
 
-    allocator = "cuda"  # whose rounding the caching allocators of other devices took over
+    allocator = TORCH
     sources: ClassVar[Mapping[str, str]] = {
         "allocated": "memory_stats: allocated_bytes.all.current of torch's caching allocator",
         "reserved": "memory_stats: reserved_bytes.all.current",

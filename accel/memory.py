@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
+from accel.allocator import EXACT, Allocator
 from accel.errors import UnsupportedError
 
 DEFINITIONS = {
@@ -106,7 +107,7 @@ class Memory(ABC):
     """Memory figures of one backend's devices."""
 
     oom_texts: ClassVar[tuple[str, ...]] = ()  # of the vendor's RuntimeErrors that mean "out of memory"
-    allocator: ClassVar[str] = "exact"  # how sizes are rounded: a name of `accel.plan.ALLOCATORS`
+    allocator: ClassVar[Allocator] = EXACT  # how `accel.plan` plans for it
     sources: ClassVar[Mapping[str, str]] = {}  # where a figure of `DEFINITIONS` or `TRACKED` comes from
 
     @abstractmethod

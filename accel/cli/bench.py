@@ -43,9 +43,19 @@ def train(
     warmup: Annotated[int, typer.Option(help="Untimed steps first; more while something compiles.")] = 3,
     repeats: Annotated[int, typer.Option(help="Repeats; each gives one throughput.")] = 3,
     workers: Annotated[int, typer.Option(help="Data loading processes of each rank.")] = 0,
+    pin: Annotated[
+        bool | None, typer.Option("--pin/--no-pin", help="Batches in page-locked memory; where the backend has it.")
+    ] = None,
+    tune_input: Annotated[
+        bool, typer.Option("--tune-input", help="After the run, try numbers of workers and pinning; says what to use.")
+    ] = False,
     lr: Annotated[float | None, typer.Option(help="Peak learning rate; 0.001 for each image of a step.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of host and device generators.")] = 0,
     evaluate: Annotated[bool, typer.Option("--evaluate", help="Accuracy on held-out data after the run.")] = False,
+    target: Annotated[
+        float | None,
+        typer.Option(help="With --epochs: evaluate after each epoch; the time to this accuracy, such as 0.759."),
+    ] = None,
     aot: Annotated[
         str | None, typer.Option(metavar="TOPOLOGY", help="Run nothing; compile a step for this TPU, such as v5e:2x2.")
     ] = None,
@@ -70,7 +80,10 @@ def train(
     compiled: Annotated[bool, typer.Option("--compile", help="Run the model through torch.compile.")] = False,
     devices: Annotated[
         str | None,
-        typer.Option(metavar="N,N,...", help="Launch on each number of devices; how it scales."),
+        typer.Option(
+            metavar="N,N,...",
+            help="Launch on each number of devices; how it scales. With --plan one number: that train together.",
+        ),
     ] = None,
     cuda_graphs: Annotated[
         bool, typer.Option("--cuda-graphs", help="Record forward and backward once, then replay them.")
@@ -92,16 +105,19 @@ def train(
         warmup=warmup,
         repeats=repeats,
         workers=workers,
+        pin=pin,
+        tune_input=tune_input,
         lr=lr,
         seed=seed,
         evaluate=evaluate,
+        target=target,
         compile=compiled,
         checkpoint=checkpoint,
         graphs=cuda_graphs,
     )
     command = shlex.join(["accel", *sys.argv[1:]])
-    if devices is not None:
-        _scale(devices, out, alone={"--aot": aot is not None, "--fit": fit, "--plan": plan})
+    if devices is not None and not plan:
+        _scale(devices, out, alone={"--aot": aot is not None, "--fit": fit})
         return
     if aot is not None and (plan or memory_plot is not None):
         raise ArgumentError("--aot compiles a step for a TPU: leave out --plan and --memory-plot")
@@ -119,7 +135,9 @@ def train(
         if chip is None:
             raise ArgumentError("--plan needs a chip: --chip H100-SXM5; `accel chips` lists all")
         share = HEADROOM if headroom is None else headroom
-        _show_plan(ahead_of_run.run(options, chip, out, command, headroom=share, picture=memory_plot))
+        together = 1 if devices is None else _together(devices)
+        found = ahead_of_run.run(options, chip, out, command, devices=together, headroom=share, picture=memory_plot)
+        _show_plan(found)
         return
     if chip is not None or headroom is not None:
         raise ArgumentError(f"{'--chip' if chip else '--headroom'} was given without --plan; add --plan")
@@ -141,9 +159,23 @@ def train(
     figures += [f"accuracy {show(results.accuracy)}"] if results.accuracy.value is not None else []
     console = rich.get_console()
     console.print(f"{', '.join(figures)} ({record.origin})", markup=False, highlight=False)
+    if record.goal is not None and record.goal.outcome != "no target":
+        console.print(f"target {show(record.goal.target)}: {_reached(record)}", markup=False, highlight=False)
+    if record.input is not None:
+        console.print(f"input: {record.input.advice}", markup=False, highlight=False, soft_wrap=True)
     for warning in record.warnings:
         console.print(f"warning: {warning}", markup=False, highlight=False)
     console.print(f"record: {path}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _reached(record: Record) -> str:
+    from accel.compare import show
+
+    goal = record.goal
+    assert goal is not None
+    if goal.time_to_target.value is None:
+        return str(goal.time_to_target.reason)
+    return f"reached after {goal.epochs_to_target.words()} in {show(goal.time_to_target)}"
 
 
 def _scale(devices: str, out: str, alone: dict[str, bool]) -> None:
@@ -158,6 +190,15 @@ def _scale(devices: str, out: str, alone: dict[str, bool]) -> None:
     at = next(i for i, text in enumerate(sys.argv) if text.split("=")[0] == "--devices")
     arguments = [*sys.argv[2:at], *sys.argv[at + (1 if "=" in sys.argv[at] else 2) :]]
     compare.print_report(compare.compare(scaling.run(counts, arguments, out)), rich.get_console())
+
+
+def _together(devices: str) -> int:
+    """The one number of devices that a plan is of."""
+    from accel.errors import ArgumentError
+
+    if not devices.isdecimal() or int(devices) < 1:
+        raise ArgumentError(f"--devices is {devices!r}; with --plan expected one number from 1, such as --devices 8")
+    return int(devices)
 
 
 def _show_prediction(path: Path, record: Record) -> None:
@@ -197,7 +238,7 @@ def _show_plan(found: Planned) -> None:
     console = rich.get_console()
     console.print(
         f"{plain.chip}: {_size(plain.capacity)}, of which {plain.headroom:.0%} is left free; batch {plain.batch} x "
-        f"{plain.accumulate}, {plain.precision} ({found.record.origin})",
+        f"{plain.accumulate}, {plain.precision}, {plain.devices} device(s) ({found.record.origin})",
         markup=False,
         highlight=False,
         soft_wrap=True,
@@ -205,11 +246,10 @@ def _show_plan(found: Planned) -> None:
     console.print(table)
     lines = [f"warning: {warning}" for warning in found.record.warnings]
     if plain.accumulate > 1:
-        lines.insert(
-            0,
-            f"accumulating saves {_size(plain.saved_by_accumulation)}: one batch of {plain.batch * plain.accumulate} "
-            f"would peak at {_size(plain.whole_batch_peak)}",
-        )
+        saved = plain.saved_by_accumulation
+        says = f"saves {_size(saved)}" if saved >= 0 else f"takes {_size(-saved)} more"
+        whole = f"one batch of {plain.batch * plain.accumulate} would peak at {_size(plain.whole_batch_peak)}"
+        lines.insert(0, f"accumulating {says}: {whole}")
     for line in (*lines, f"record: {found.path}"):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 

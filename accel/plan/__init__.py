@@ -6,8 +6,8 @@ any chip anywhere.
 
 from __future__ import annotations
 
-from accel.plan._allocator import ALLOCATORS, Allocator
+from accel.allocator import EXACT, Allocator
 from accel.plan._plan import HEADROOM, Plan, plan
 from accel.plan._trace import trace
 
-__all__ = ["ALLOCATORS", "HEADROOM", "Allocator", "Plan", "plan", "trace"]
+__all__ = ["EXACT", "HEADROOM", "Allocator", "Plan", "plan", "trace"]

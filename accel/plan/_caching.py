@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from accel.allocator import Allocator
 from accel.footprint import Course
-from accel.plan._allocator import Allocator
 
 MIB = 2**20
 SMALL = MIB  # kSmallSize

@@ -16,9 +16,10 @@ from torch import nn
 
 from accel import chips
 from accel._search import largest
+from accel.allocator import Allocator
 from accel.errors import ArgumentError
 from accel.footprint import Course
-from accel.plan._allocator import Allocator, chosen
+from accel.plan._allocator import chosen
 from accel.plan._caching import replay
 from accel.plan._trace import Loss, MakeOptimizer, trace
 
@@ -32,12 +33,13 @@ MOST = 2**20
 class Plan:
     """Memory of one device for a training step, in bytes as its allocator takes them; nothing of it was measured."""
 
-    batch: int
+    batch: int  # of one device
     accumulate: int
+    devices: int
     precision: str
     allocator: Allocator
     parameters: int  # with buffers
-    gradients: int
+    gradients: int  # between devices DDP's buckets, and what lies beside them
     optimizer: int  # its state
     activations: int  # the most that forward keeps at once: with the batch, and casts of parameters
     workspace: int  # the most that backward and the optimizer make for a while
@@ -76,10 +78,11 @@ def plan(
     optimizer: MakeOptimizer,
     precision: str = "fp32",
     accumulate: int = 1,
+    devices: int = 1,
     checkpoint: Sequence[str] = (),
     chip: str | None = None,
     memory: int | None = None,
-    allocator: str | None = None,
+    allocator: str | Allocator | None = None,
     headroom: float = HEADROOM,
 ) -> Plan:
     """Plan the training step of `model`: a module, which stays as it is, or a function that makes one.
@@ -88,11 +91,13 @@ def plan(
     one element. The model's forward runs under the autocast of `precision`, the rest as it is written.
     optimizer: makes the optimizer from the parameters, as `lambda params: torch.optim.AdamW(params, fused=True)`.
     checkpoint: names of submodules whose activations are recomputed, as `accel.checkpoint` does.
-    chip: a name of `accel.chips`; memory: bytes, instead of a chip; allocator: "cuda", "npu" or "exact", else the
-    chip's. headroom: share of the memory that the step cannot have.
+    devices: how many train together, each on `batch`; above 1 gradients lie in the buckets that DDP keeps.
+    chip: a name of `accel.chips`; memory: bytes, instead of a chip; allocator: the name of a backend that has one, such
+    as "cuda" or "npu", or "exact", or a backend's `memory.allocator`; else the chip's. headroom: share of the memory
+    that the step cannot have.
 
-    The figures are of eager execution on one device. A compiler that fuses operations keeps less; DDP adds buckets of
-    the gradients' size. Raises `ModelError` for a model without a parameter to train, `ArgumentError` for anything
+    The figures are of eager execution on one of the devices, in a step after the second. A compiler that fuses
+    operations keeps less. Raises `ModelError` for a model without a parameter to train, `ArgumentError` for anything
     else that cannot be planned, with the nearest names for a chip that is not in the table.
     """
     found = None if chip is None else chips.get(chip)
@@ -116,7 +121,8 @@ def plan(
             precision=precision,
             accumulate=micro_batches,
             checkpoint=checkpoint,
-            masks=used.masks,
+            allocator=used,
+            devices=devices,
         )
 
     family = _Family(lambda size: traced(size, accumulate), used, batch)
@@ -129,6 +135,7 @@ def plan(
     result = Plan(
         batch=batch,
         accumulate=accumulate,
+        devices=devices,
         precision=precision,
         allocator=used,
         **highest,

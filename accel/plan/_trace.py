@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import difflib
-import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -12,9 +11,11 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from accel.allocator import EXACT, Allocator
 from accel.errors import ArgumentError, ModelError
 from accel.flops import CASTS
 from accel.footprint import Course, Recorder
+from accel.plan._ddp import Buckets
 from accel.precision import checked_policy
 from accel.recompute import checkpoint as recomputed
 
@@ -31,16 +32,16 @@ def trace(
     precision: str = "fp32",
     accumulate: int = 1,
     checkpoint: Sequence[str] = (),
-    masks: bool = False,
+    allocator: Allocator = EXACT,
+    devices: int = 1,
 ) -> Course:
     """Record one optimizer step after the first, as `accel.plan.plan` describes its arguments.
 
-    `accumulate` above 1 records two micro-batches: the later ones are as the second. `masks`: max pooling keeps the
-    mask that CANN's kernel writes instead of indices. Raises `ModelError` for a model
+    `accumulate` above 1 records two micro-batches: the later ones are as the second. Raises `ModelError` for a model
     without a parameter to train, `ArgumentError` for what cannot be traced.
     """
     cast = CASTS[checked_policy(precision)]
-    for name, value in (("batch", batch), ("accumulate", accumulate)):
+    for name, value in (("batch", batch), ("accumulate", accumulate), ("devices", devices)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ArgumentError(f"{name} is {value!r}; expected an integer from 1")
     real = model if isinstance(model, nn.Module) else _built(model)
@@ -67,30 +68,37 @@ def trace(
             parameter.grad = torch.empty_like(parameter)
         steps.step()
         steps.zero_grad(set_to_none=True)
-        with (_Masking if masks else Recorder)("cpu", [net], [steps], fake=True) as recorder:
-            for _ in range(min(accumulate, 2)):
+        buckets = Buckets(trained) if devices > 1 else None
+        with _Recorder(allocator, net, steps, buckets) as recorder:
+            for last in (True,) if accumulate == 1 else (False, True):
+                if buckets is not None:
+                    buckets.reduces = last
                 _backward(loss, net, batch)
             steps.step()
             steps.zero_grad(set_to_none=True)
     return recorder.course()
 
 
-class _Masking(Recorder):
-    """Counts the mask of torch_npu's max pooling (2.13): for each position in the kernel one bit an output in blocks of
-    16, each padded to 32 bytes, and one block more.
-    """
+class _Recorder(Recorder):
+    """Gives tensors the size that they have on the device planned for, and counts the buckets as there before."""
+
+    def __init__(
+        self, allocator: Allocator, net: nn.Module, optimizer: torch.optim.Optimizer, buckets: Buckets | None
+    ) -> None:
+        super().__init__("cpu", [net], [optimizer], fake=True)
+        self._outputs = allocator.outputs
+        if buckets is not None:
+            self._call("gradients", self.know(buckets.flat))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = super().__torch_dispatch__(func, types, args, kwargs)
-        if func is torch.ops.aten.max_pool2d_with_indices.default:
-            images, indices = out
-            number = self.number(indices)
-            window = args[1] if len(args[1]) == 2 else (args[1][0], args[1][0])
-            rows = math.prod(images.shape[:-2]) * math.prod(window)
-            mask = rows * (math.ceil(math.prod(images.shape[-2:]) / 16) + 1) * 32
+        found = None if self._outputs is None else self._outputs(func, args, out)
+        if found is not None:
+            tensor, size = found
+            number = self.number(tensor)
             if number is not None:
-                self.extra[number] = mask - indices.untyped_storage().nbytes()
-                self._see(indices, made=True)
+                self.extra[number] = size - tensor.untyped_storage().nbytes()
+                self._see(tensor, made=True)
         return out
 
 

@@ -12,9 +12,13 @@ from accel.records._record import (
     SCHEMA,
     BackendPart,
     Curve,
+    Disturbance,
     Efficiency,
     Figure,
+    Goal,
     Hardware,
+    InputAdvice,
+    InputTrial,
     Label,
     MemoryPlan,
     Numerics,
@@ -26,16 +30,20 @@ from accel.records._record import (
     Series,
     Workload,
 )
-from accel.records._unrun import unrun
+from accel.records._unrun import new_id, predicted
 
 __all__ = [
     "ORIGINS",
     "SCHEMA",
     "BackendPart",
     "Curve",
+    "Disturbance",
     "Efficiency",
     "Figure",
+    "Goal",
     "Hardware",
+    "InputAdvice",
+    "InputTrial",
     "Label",
     "MemoryPlan",
     "Numerics",
@@ -48,9 +56,10 @@ __all__ = [
     "Workload",
     "check",
     "destination",
+    "new_id",
+    "predicted",
     "read",
     "schema",
-    "unrun",
     "write",
     "write_text",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -53,6 +54,69 @@ def test_a_search_leaves_no_trace_in_the_session(backend: Any, start: Any) -> No
     after = state_of(session, model, optimizer)
     torch.testing.assert_close(after, before, rtol=0, atol=0)
     trained(session, model, optimizer, 4)  # the window is whole
+
+
+PLACES = ("forward", "backward", "gradient", "optimizer")
+
+
+def hooked(place: str, net: Any, optimizer: Any, hook: Any) -> Any:
+    """Let `hook` run at `place` of a step; what removes it."""
+    if place == "forward":
+        return net[1].register_forward_hook(hook)
+    if place == "backward":
+        return net[1].register_full_backward_hook(hook)
+    if place == "gradient":
+        return next(iter(net.parameters())).register_post_accumulate_grad_hook(hook)
+    return optimizer.register_step_pre_hook(hook)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_memory_that_ends_inside_a_hook_is_tried_again_lower(backend: Any, start: Any, place: str) -> None:  # T49
+    """What the failed step made is gone by the next, and the session goes on."""
+    session = start()
+    model, optimizer = made(session)
+    size = 0
+    held: list[weakref.ref[torch.Tensor]] = []
+
+    def runs_out(*_: Any) -> None:
+        if size > 5:
+            tensor = torch.ones(1024, device=session.device)
+            held.append(weakref.ref(tensor))
+            raise torch.OutOfMemoryError("Tried to allocate 20.00 MiB")
+
+    handle = hooked(place, session.unwrap(model), optimizer, runs_out)
+
+    def step(batch: int) -> None:
+        nonlocal size
+        assert all(tensor() is None for tensor in held)
+        size = batch
+        trained(session, model, optimizer, batch)
+
+    found = accel.find_batch_size(step, 4, session=session, most=8)
+    assert (found.batch, found.too_large) == (5, 6)
+    assert len(held) == 2  # at 8 and at 6: no batch is tried again after it failed
+    handle.remove()
+    trained(session, model, optimizer, 8)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_another_error_inside_a_hook_is_raised_and_not_tried_again(backend: Any, start: Any, place: str) -> None:
+    session = start()
+    model, optimizer = made(session)
+    before = state_of(session, model, optimizer)[0]
+    raised = []
+
+    def fails(*_: Any) -> None:
+        raised.append(place)
+        raise MemoryError("the interpreter's own") if place == "forward" else ZeroDivisionError(place)
+
+    handle = hooked(place, session.unwrap(model), optimizer, fails)
+    with pytest.raises(MemoryError if place == "forward" else ZeroDivisionError):
+        accel.find_batch_size(lambda batch: trained(session, model, optimizer, batch), 4, session=session, most=8)
+    assert len(raised) == 1
+    handle.remove()
+    torch.testing.assert_close(state_of(session, model, optimizer)[0], before, rtol=0, atol=0)
+    trained(session, model, optimizer, 8)
 
 
 def test_the_largest_batch_is_exact_under_a_budget(backend: Any, start: Any) -> None:
@@ -131,6 +195,39 @@ def test_an_error_of_one_rank_ends_the_search_on_all(ranks: RankPool) -> None:
     assert ended[1].value == "ZeroDivisionError"
     assert ended[0].value == "CollectiveError"
     assert "failed on rank 1: ZeroDivisionError: batch 16" in ended[0].text
+
+
+def searched_with_a_reduction_left_open(short: int) -> tuple[int, list[str]]:
+    """On a rank: memory runs out above `short`, on all ranks and only in a backward that reduces gradients."""
+    with accel.init(timeout=60) as session:
+        model, optimizer = made(session)
+        size = 0
+
+        def runs_out(parameter: torch.Tensor) -> None:
+            if size > short and getattr(model, "require_backward_grad_sync", True):
+                raise RuntimeError("NPU out of memory. Tried to allocate 20.00 MiB")
+
+        first = next(iter(session.unwrap(model).parameters()))
+        hook = first.register_post_accumulate_grad_hook(runs_out)
+
+        def step(batch: int) -> None:
+            nonlocal size
+            size = batch
+            trained(session, model, optimizer, batch)
+
+        found = accel.find_batch_size(step, 16, session=session, most=32)
+        hook.remove()
+        for _ in range(3):
+            trained(session, model, optimizer, found.batch)
+        return found.batch, [trial.outcome for trial in found.trials]
+
+
+def test_memory_that_ends_while_gradients_are_reduced_ends_no_search(ranks: RankPool) -> None:  # T49
+    """DDP would refuse every later forward: its reduction is open."""
+    mine, theirs = ranks.run(searched_with_a_reduction_left_open, 21, timeout=120)
+    assert mine == theirs
+    assert mine[0] == 21
+    assert mine[1].count("out of memory") > 1
 
 
 def differing() -> str:

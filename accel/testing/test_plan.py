@@ -1,88 +1,78 @@
-"""Contract of `accel.plan`: the peak it foretells is the peak that is measured, with and without checkpointing."""
+"""Contract of `accel.plan`: the peak it foretells is the peak that is measured, whatever the step does."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from torch.nn.functional import cross_entropy
 
-from accel import models, plan
+from accel.testing.planned import Case, measured_on_rank
+from accel.testing.ranks import RankPool
 from accel.testing.test_memory import needs
 
-SIZE, BATCH, CLASSES, STEPS = 32, 32, 10, 5
+STEPS = 5
+CLOSE = 0.05  # of the figure
 
 
-def made(checkpoint: bool) -> models.ResNet:
-    return models.resnet18(CLASSES, checkpoint=checkpoint)
-
-
-def optimizer(parameters: Any, fused: bool) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=1e-4, fused=fused)
-
-
-def foretold(backend: Any, checkpoint: bool, accumulate: int = 1) -> plan.Plan:
-    def loss(model: Any, batch: int) -> torch.Tensor:
-        images, labels = torch.empty(batch, 3, SIZE, SIZE), torch.zeros(batch, dtype=torch.int64)
-        return cross_entropy(model(images).float(), labels)
-
-    fused = backend.capabilities().offers("train.fused_optimizer")
-    return plan.plan(
-        lambda: made(checkpoint),
-        loss,
-        batch=BATCH,
-        optimizer=lambda parameters: optimizer(parameters, fused),
-        accumulate=accumulate,
-        allocator=backend.memory.allocator,
-    )
-
-
-def measured(session: Any, checkpoint: bool, steps: int = STEPS) -> tuple[dict[str, torch.Tensor], int]:
-    """The state after `steps` optimizer steps, and the bytes at the peak of the last one."""
-    backend = session.backend
-    torch.manual_seed(3)
-    net = made(checkpoint)
-    fused = backend.capabilities().offers("train.fused_optimizer")
-    model, sgd = session.prepare(net, optimizer(net.parameters(), fused))
-    images = backend.device.move(torch.randn(BATCH, 3, SIZE, SIZE))
-    labels = backend.device.move(torch.arange(BATCH) % CLASSES)
-
-    def window() -> None:
-        for _ in range(session.accumulate):
-            session.backward(cross_entropy(model(images).float(), labels))
-            session.step(sgd)
-
-    for _ in range(steps - 1):
-        window()
-    with backend.memory.track() as tracked:
-        window()
-    state = {name: value.detach().cpu() for name, value in session.unwrap(model).state_dict().items()}
-    return state, tracked.peak or 0
-
-
-def test_the_plan_foretells_the_measured_peak_and_what_checkpointing_saves(backend: Any, start: Any) -> None:  # T08
+@pytest.mark.parametrize(
+    ("model", "statistics", "share"),
+    [("resnet18", "bn1", 0.0), ("narrow", "blocks.0.1", 0.4)],  # the first is nearly all parameters at this size
+)
+def test_the_plan_foretells_the_measured_peak_and_what_checkpointing_saves(
+    backend: Any, start: Any, model: str, statistics: str, share: float
+) -> None:  # T08
     needs(backend, "memory.track")
     runs = {}
     for checkpoint in (False, True):
-        session = start()
-        before = backend.memory.stats().allocated or 0  # what other tests hold
-        state, peak = measured(session, checkpoint)
-        runs[checkpoint] = state, peak - before, foretold(backend, checkpoint)
+        case, session = Case(model, checkpoint=checkpoint), start()
+        runs[checkpoint] = case.measured(session, STEPS), case.planned(backend)
         session.close()
-    (plain, peak, planned), (recomputed, lower, planned_lower) = runs[False], runs[True]
-    torch.testing.assert_close(recomputed, plain, rtol=0, atol=0)
-    assert int(recomputed["bn1.num_batches_tracked"]) == STEPS
-    assert peak == pytest.approx(planned.peak_allocated, rel=0.05)
-    assert lower == pytest.approx(planned_lower.peak_allocated, rel=0.05)
-    assert planned_lower.activations < 0.8 * planned.activations
+    (plain, planned), (less, planned_less) = runs[False], runs[True]
+    torch.testing.assert_close(less.state, plain.state, rtol=0, atol=0)
+    assert int(less.state[f"{statistics}.num_batches_tracked"]) == STEPS
+    assert plain.peak == pytest.approx(planned.peak_allocated, rel=CLOSE)
+    assert less.peak == pytest.approx(planned_less.peak_allocated, rel=CLOSE)
+    fall = planned.peak_allocated - planned_less.peak_allocated
+    assert plain.peak - less.peak == pytest.approx(fall, rel=CLOSE)
+    assert fall > share * planned.peak_allocated
 
 
-def test_the_plan_foretells_the_peak_of_accumulation_and_what_it_saves(backend: Any, start: Any) -> None:
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_plan_foretells_the_peak_under_accumulation_and_autocast(backend: Any, start: Any, precision: str) -> None:
+    """Under autocast the casts of parameters, which it keeps for the forward, are in the plan."""
     needs(backend, "memory.track")
-    session = start(accumulate=2)
-    before = backend.memory.stats().allocated or 0
-    _, peak = measured(session, False, steps=2)
-    planned = foretold(backend, False, accumulate=2)
-    assert peak - before == pytest.approx(planned.peak_allocated, rel=0.05)
-    assert planned.saved_by_accumulation == planned.whole_batch_peak - planned.peak > 0
+    needs(backend, f"precision.{precision}")
+    case = Case("wide", precision=precision, accumulate=2)
+    found = case.measured(start(precision=precision, accumulate=2), steps=2)
+    planned = case.planned(backend)
+    assert found.peak == pytest.approx(planned.peak_allocated, rel=CLOSE)
+    assert planned.saved_by_accumulation == planned.whole_batch_peak - planned.peak
+    if precision != "fp32":
+        casts = planned.activations - replace(case, precision="fp32").planned(backend).activations
+        assert casts > CLOSE * planned.peak_allocated  # or the test above would hold without them
+
+
+def test_accumulation_saves_what_the_plan_says(backend: Any, start: Any) -> None:
+    needs(backend, "memory.track")
+    peaks = {}
+    for batch, accumulate in ((16, 2), (32, 1)):
+        session = start(accumulate=accumulate)
+        peaks[accumulate] = Case("narrow", batch=batch, accumulate=accumulate).measured(session, steps=2).peak
+        session.close()
+    planned = Case("narrow", batch=16, accumulate=2).planned(backend)
+    assert peaks[1] - peaks[2] == pytest.approx(planned.saved_by_accumulation, rel=CLOSE)
+    assert planned.saved_by_accumulation > 0.3 * planned.whole_batch_peak
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_the_plan_foretells_the_peak_between_ranks(backend: Any, ranks: RankPool, accumulate: int) -> None:
+    """With DDP's buckets, and before a window's end with the gradients that lie beside them."""
+    needs(backend, "memory.track")
+    case = Case("wide", accumulate=accumulate)
+    alone, planned = (case.planned(backend, devices) for devices in (1, 2))
+    for found in ranks.run(measured_on_rank, case, 3, timeout=240):
+        assert found.peak == pytest.approx(planned.peak_allocated, rel=CLOSE)
+    more = planned.peak_allocated - alone.peak_allocated
+    assert more > CLOSE * planned.peak_allocated  # or the test above would hold without the buckets

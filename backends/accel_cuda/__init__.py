@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from accel import _probe
+from accel.allocator import Allocator
 from accel.backend import BackendInfo, BackendParts
 from accel.errors import BackendError
 from accel_cuda import nvml
@@ -30,6 +31,7 @@ class CudaSpec:
 
     name = "cuda"
     aliases: tuple[str, ...] = ()
+    vendor = "NVIDIA"  # as `accel.chips` spells it
 
     def hardware(self) -> str | None:
         found = _files() or _probe.pci_devices(NVIDIA, CONTROLLER_CLASSES)
@@ -59,6 +61,11 @@ class CudaSpec:
     def variables(self, timeout: float) -> dict[str, str]:
         """Torch reads it when the first communicator is made; 0, its default before torch 2.8, records nothing."""
         return {"TORCH_NCCL_TRACE_BUFFER_SIZE": "2000"}
+
+    def allocator(self) -> Allocator:
+        from accel.eager_memory import TORCH
+
+        return TORCH
 
     def load(self) -> BackendParts:
         _, gpus = _usable(self.hardware())

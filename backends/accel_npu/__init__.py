@@ -12,6 +12,7 @@ import os
 import re
 
 from accel import _probe
+from accel.allocator import Allocator
 from accel.backend import BackendInfo, BackendParts
 from accel.errors import ArgumentError
 from accel_npu import _versions, _visible
@@ -54,6 +55,7 @@ class NpuSpec:
 
     name = "npu"
     aliases: tuple[str, ...] = ("ascend",)
+    vendor = "Huawei"  # as `accel.chips` spells it
 
     def hardware(self) -> str | None:
         return npu_hardware()
@@ -86,6 +88,11 @@ class NpuSpec:
             # reaches Python (torch_npu 2.9 to 2.14; as torch's NCCL watchdog does).
             "TORCH_HCCL_ASYNC_ERROR_HANDLING": "0",
         }
+
+    def allocator(self) -> Allocator:
+        from accel_npu.memory import ALLOCATOR
+
+        return ALLOCATOR
 
     def load(self) -> BackendParts:
         for line in _visible.misspelt():

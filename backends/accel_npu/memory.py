@@ -9,13 +9,18 @@ from __future__ import annotations
 import pickle
 from pathlib import Path
 
+from accel.allocator import Allocator
 from accel.eager_memory import EagerMemory
+from accel_npu.pooling import mask
+
+# kMinBlockSize, after 32 bytes more: NPUCachingAllocator.cpp of torch_npu 2.13
+ALLOCATOR = Allocator("npu", added=32, granule=512, caches=True, outputs=mask)
 
 
 class NpuMemory(EagerMemory):
     """torch_npu has no OutOfMemoryError of its own and raises torch.OutOfMemoryError, but not from every place."""
 
-    allocator = "npu"
+    allocator = ALLOCATOR
     oom_texts = (
         "error code is 207001",  # ACL_ERROR_RT_MEMORY_ALLOCATION
         "error code is 207018",  # ACL_ERROR_RT_DEVICE_OOM
