@@ -25,6 +25,7 @@ LANES = {
 CELLS = {  # what is no figure, by the capability table's name
     "peak reset": "memory.peak_reset",
     "track()": "memory.track",
+    "a step's course and its plot": "memory.course",
     "snapshot()": "memory.snapshot",
     "limit()": "memory.limit",
     "out of memory is an error": "memory.oom",
@@ -61,7 +62,10 @@ def render(parts: dict[str, dict[str, str]]) -> str:
     """The Markdown table of all parts."""
     lanes = [lane for lane in LANES if lane in parts]
     head = ["| figure | " + " | ".join(LANES[lane] for lane in lanes) + " |", "|---" * (len(lanes) + 1) + "|"]
-    rows = [f"| {name} | " + " | ".join(parts[lane][name] for lane in lanes) + " |" for name in parts[lanes[0]]]
+    rows = [
+        f"| {name} | " + " | ".join(parts[lane].get(name, "(not made yet)") for lane in lanes) + " |"
+        for name in parts[lanes[0]]
+    ]
     return "\n".join([*head, *rows]) + "\n"
 
 

@@ -12,10 +12,12 @@ import torch
 from accel import _lowering
 from accel._launch import Group
 from accel._lowering import Plan
-from accel._tensors import check_targets, check_tensor
+from accel._tensors import check_in_place, check_tensor
 from accel.device import Device
 from accel.errors import ArgumentError
 from accel.transport import REDUCE_OPS, Transport
+
+_STRIDED = torch.strided
 
 
 class Arguments:
@@ -34,15 +36,24 @@ class Arguments:
 
     def targets(self, values: Sequence[Any], what: str) -> tuple[torch.dtype, ...]:
         """The dtypes of `values` if each is a dense tensor on this rank's device that can hold a result."""
-        check_targets(values, self._device.torch_device, what)
+        here = self._device.torch_device
+        for value in values:  # most pass every check at a glance, and there may be hundreds
+            if not (
+                isinstance(value, torch.Tensor)
+                and value.layout is _STRIDED
+                and value.device == here
+                and value.is_contiguous()
+                and not value.requires_grad
+            ):
+                check_in_place(check_tensor(value, here, what), what)
         return (values[0].dtype,) if len(values) == 1 else tuple([value.dtype for value in values])
 
     def reduction(self, op: str, dtype: torch.dtype, what: str) -> Plan:
         """How `dtype` is reduced. Raises `ArgumentError` for an unknown op, else what the plan says."""
+        if not isinstance(op, str) or op not in REDUCE_OPS:
+            raise ArgumentError(f"op is {op!r}; expected one of {', '.join(REDUCE_OPS)}")
         plan = self._plans.get((op, dtype))
         if plan is None:
-            if op not in REDUCE_OPS:
-                raise ArgumentError(f"op is {op!r}; expected one of {', '.join(REDUCE_OPS)}")
             plan = _lowering.reduction(op, dtype, self._transport.native_reductions)
             self._plans[op, dtype] = _available(plan, f"{what}(op={op!r}, dtype={dtype})")
         return plan

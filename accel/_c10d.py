@@ -105,10 +105,14 @@ class C10dTransport(Transport):
             atexit.register(self._keep)
 
     def all_reduce(self, tensors: Sequence[torch.Tensor], op: str, group: Any) -> Handle:
+        """The process group's own call. What `dist.all_reduce` does around it costs as much as accel's own checks
+        (torch 2.13), and is made for what never comes here: complex tensors, groups that lack this rank.
+        """
+        process_group = self._world if group is None else group
         if len(tensors) == 1:
-            return C10dHandle(self._all_reduce(tensors[0], op, group), self.blocks)
+            return C10dHandle(process_group.allreduce(tensors, _REDUCE_OPTIONS[op]), self.blocks)
         flat, unpack = joined(tensors)
-        return C10dHandle(self._all_reduce(flat, op, group), self.blocks, unpack)
+        return C10dHandle(process_group.allreduce([flat], _REDUCE_OPTIONS[op]), self.blocks, unpack)
 
     def all_gather(self, out: torch.Tensor, tensor: torch.Tensor, group: Any) -> Handle:
         return self._handle(all_gather_single(out, tensor.unsqueeze(0), group, async_op=True))
@@ -174,12 +178,6 @@ class C10dTransport(Transport):
                 f"torch.distributed is already initialised with backend, rank, world size {theirs} for device type "
                 f"{self._device.type!r}; accel needs {ours}: initialise it so, or leave it to accel.init"
             )
-
-    def _all_reduce(self, tensor: torch.Tensor, op: str, group: Any) -> Any:
-        """The process group's own call. What `dist.all_reduce` does around it costs as much as accel's own checks
-        (torch 2.13), and is made for what never comes here: complex tensors, groups that lack this rank.
-        """
-        return (self._world if group is None else group).allreduce([tensor], _REDUCE_OPTIONS[op])
 
     def _handle(self, work: Any) -> Handle:
         return C10dHandle(work, self.blocks)

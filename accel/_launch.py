@@ -88,20 +88,23 @@ class Launcher:
         watch = CallWatch(self, call)
         checker = call.group.checker
         if checker is not None:
-            watch.begin(checker, end)
+            watch.begin(checker, end, early=not self.transport.queues)
         if len(call.group.ranks) == 1 or not any(map(torch.Tensor.numel, call.tensors)):
             result = alone()
+            watch.sent()
             watch.over("")
             return Work(None, lambda: result, call.tensors, watch, limit)
         try:
             handle, finish = start()
         except RuntimeError:  # no context manager where nothing fails: each costs as much as a small reduction's launch
+            watch.sent()
             try:
                 with translated(watch.describe, watch.last_words, watch.fault):
                     raise
             except CollectiveError as known:
                 watch.over(type(known).__name__)
                 raise
+        watch.sent()  # where a launch cannot be held up, this is done while the fabric works
         work = Work(handle, finish, call.tensors, watch, limit)
         if call.async_op:
             self._pending.append(work)
@@ -113,7 +116,7 @@ class Launcher:
         """The entry of a reduction that the fabric is about to run inside backward, compared like any other call."""
         watch = CallWatch(self, Call(signature, (), group, False, None))
         if group.checker is not None:
-            watch.begin(group.checker, time.monotonic() + self.timeout)
+            watch.begin(group.checker, time.monotonic() + self.timeout, early=True)
         assert watch.entry is not None  # a gradient reduction has several ranks
         return watch.entry
 
@@ -241,29 +244,46 @@ class Launcher:
 class CallWatch:
     """What the wait of one call asks: look around while it is slow, and what to say when it fails."""
 
-    __slots__ = ("_call", "_launcher", "entry", "number")
+    __slots__ = ("_call", "_launcher", "entry", "number", "told")
 
     def __init__(self, launcher: Launcher, call: Call) -> None:
+        self.told = False  # recorder and history know of the call
         self.number = 0  # of the call in its group; 0 where it is not compared between ranks
         self.entry: Entry | None = None  # in the flight recorder
         self._launcher = launcher
         self._call = call
 
-    def begin(self, checker: Checker, end: float) -> None:
-        """Make the recorder's entry, and compare the call with the other ranks' where that is needed, until the time
-        `end` of `time.monotonic`.
+    def begin(self, checker: Checker, end: float, early: bool) -> None:
+        """Compare the call with the other ranks' where that is needed, until the time `end` of `time.monotonic`; the
+        recorder's entry is made before a comparison, or before all else where `early`.
         """
-        control, call = self._launcher.control, self._call
-        signature = call.signature
+        signature = self._call.signature
         numbered = signature.kind not in ("send", "recv")
-        self.entry = control.recorder.open(checker.name, checker.upcoming if numbered else 0, signature, _CALLERS)
-        control.check_abort()
+        if early:
+            self.record(checker.upcoming if numbered else 0)
+        self._launcher.control.check_abort()
         if numbered:
             try:
-                self.number = checker.begin(signature, end)
+                self.number = checker.begin(signature, end, self.record)
             except CollectiveError as error:
                 self.over(type(error).__name__)
                 raise
+            if early:
+                self.sent()
+
+    def record(self, number: int) -> None:
+        """Make the recorder's entry, where there is none yet."""
+        if self.entry is None and self._call.group.checker is not None:
+            recorder = self._launcher.control.recorder
+            self.entry = recorder.open(self._call.group.name, number, self._call.signature, _CALLERS)
+
+    def sent(self) -> None:
+        """Make the recorder's entry and the history's, where they are not made yet."""
+        if not self.told:
+            self.told = True
+            self.record(self.number)
+            if self.number and self._call.group.checker is not None:
+                self._call.group.checker.passed(self.number, self._call.signature)
 
     def check_abort(self) -> None:
         self._launcher.control.check_abort()
@@ -285,10 +305,13 @@ class CallWatch:
                 self._launcher.control.check_left(checker.ranks, checker.name, self.number, left)
 
     def settled(self, end: float) -> None:
-        if self.number and self._call.group.checker is not None:
-            self._call.group.checker.settle(self.number, self._call.signature, end)
+        checker = self._call.group.checker
+        if checker is not None and self.number in checker.answered:
+            checker.settle(self.number, self._call.signature, end)
 
     def over(self, failed: str) -> None:
+        if self.entry is None:
+            self.record(self.number)
         if self.entry is not None:
             self.entry.close(failed)
 
@@ -329,10 +352,10 @@ def _alone(
     """`Launcher.fused` of one tensor."""
     t = call.tensors[0]
     target = t.detach() if t.requires_grad else t
-    wire = encoded(plan, target)
+    wire = encoded(plan, target) if plan.encode else dense(target)
 
     def finish() -> Any:
-        values = decoded(plan, wire, call.group.size)
+        values = decoded(plan, wire, call.group.size) if plan.decode else wire
         if values is not target:
             target.copy_(values)
         return result

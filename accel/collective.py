@@ -31,6 +31,7 @@ from accel.errors import ArgumentError, TensorError
 from accel.transport import Handle, Transport
 
 Time = float | timedelta | None
+_PREPARED = 1000  # reductions whose signature and plan are kept, since most calls are made again and again
 
 
 class Collective:
@@ -62,6 +63,7 @@ class Collective:
         self._check = check
         self._launcher = Launcher(transport, device, control, self.timeout)
         self._made = 0
+        self._prepared: dict[tuple[str, str, torch.dtype, torch.Size], tuple[Signature, list[Plan]]] = {}
         self._args = Arguments(transport, device, self._group("world", tuple(range(self.world_size)), None), self.rank)
 
     @classmethod
@@ -273,14 +275,20 @@ class Collective:
     ) -> Work:
         members = self._args.member(group)
         dtypes = self._args.targets(tensors, kind)
-        if len(tensors) == 1:
-            plans = [self._args.reduction(op, dtypes[0], kind)]
-            shapes: tuple[torch.Size, ...] = (tensors[0].shape,)
+        if len(tensors) == 1 and isinstance(op, str):
+            of = kind, op, dtypes[0], tensors[0].shape
+            prepared = self._prepared.get(of)
+            if prepared is None:
+                plans = [self._args.reduction(op, dtypes[0], kind)]
+                if len(self._prepared) == _PREPARED:
+                    self._prepared.clear()
+                prepared = self._prepared[of] = Signature(kind, op, dtypes, (tensors[0].shape,)), plans
+            signature, plans = prepared
         else:
             planned = {dtype: self._args.reduction(op, dtype, kind) for dtype in dict.fromkeys(dtypes)}
             plans = [planned[dtype] for dtype in dtypes]
-            shapes = tuple([t.shape for t in tensors])
-        call = Call(Signature(kind, op, dtypes, shapes), tensors, members, async_op, timeout)
+            signature = Signature(kind, op, dtypes, tuple([t.shape for t in tensors]))
+        call = Call(signature, tensors, members, async_op, timeout)
 
         def send(wires: list[torch.Tensor], wire_op: str) -> Handle:
             return self._transport.all_reduce(wires, wire_op, members.handle)

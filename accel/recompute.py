@@ -58,6 +58,10 @@ def checkpoint(run: Callable[..., Any], *args: Any, modules: Sequence[nn.Module]
             f"the modules it calls, as in "
             "checkpoint(run, x, modules=[model.layer1]), so that their buffers are updated once"
         )
+    if torch.compiler.is_compiling():
+        # Compiled, the recomputation is a part of the backward's graph: buffers are written by the forward's alone, and
+        # random numbers are kept (torch 2.9 to 2.13). Its tracer takes no context_fn of ours.
+        return torch_checkpoint(run, *args, use_reentrant=False, **kwargs)
     device = _without_module(args)
     masks = Masks(owners)
     if device is not None:

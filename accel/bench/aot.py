@@ -13,7 +13,6 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
 from accel import records
 from accel.aot import Compiled, Compiler, Fit, Program, largest_batch
@@ -56,7 +55,7 @@ def run(
         place = compiler.topology(topology)
         started = datetime.now(timezone.utc)
         name = f"{options.model}-{options.precision}-aot-{topology.replace(':', '-')}"
-        record_id = f"{name}-{started:%Y%m%dT%H%M%SZ}-{uuid4().hex[:6]}"
+        record_id = records.new_id(name, started)
         path = records.destination(out, record_id)
         dataset = _dataset(options)
         made: dict[int, tuple[Program, records.Workload]] = {}
@@ -175,23 +174,19 @@ def record_of(
     """The record of one compilation."""
     place = compiled.topology
 
-    protocol, results = records.unrun(NOT_RUN)
     no_peak = None if compiled.peak is not None else "the program does not fit"
     quick = compiled.optimization != "default"
-    return records.Record(
+    return records.predicted(
+        NOT_RUN,
         id=record_id,
-        time=f"{started:%Y-%m-%dT%H:%M:%SZ}",
+        made=started,
         command=command,
         benchmark=benchmark(work.model),
-        origin="predicted",
         backend=records.BackendPart("xla", "lazy"),
-        hardware=records.Hardware(
-            chip=records.Label(place.kind),
-            devices=Figure(place.devices, "devices"),
-            world_size=Figure(place.devices, "ranks"),
-            hosts=Figure(None, "hosts", reason="a topology does not say how many hosts serve it"),
-            details={"topology": place.name, "chips": str(place.chips)},
-        ),
+        chip=records.Label(place.kind),
+        devices=place.devices,
+        hosts=Figure(None, "hosts", reason="a topology does not say how many hosts serve it"),
+        details={"topology": place.name, "chips": str(place.chips)},
         versions={
             **program.versions,
             "python": platform.python_version(),
@@ -200,12 +195,12 @@ def record_of(
         },
         numerics=records.Numerics(program.policy, program.in_force),
         workload=work,
-        protocol=protocol,
-        results=replace(
-            results,
-            compile_time=Figure(None, "s", reason="not on the chip's host; prediction.compile_time is this machine's"),
-            peak_allocated=Figure(compiled.peak, "bytes", reason=no_peak),
-        ),
+        results={
+            "compile_time": Figure(
+                None, "s", reason="not on the chip's host; prediction.compile_time is this machine's"
+            ),
+            "peak_allocated": Figure(compiled.peak, "bytes", reason=no_peak),
+        },
         prediction=_prediction(compiled),
         warnings=(OPTIMIZED.format(compiled.optimization),) if quick else (),
     )

@@ -19,7 +19,6 @@ from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
 import torch
 import torch.distributed as dist
@@ -149,7 +148,7 @@ def run(
     from accel.bench import _collective_record, _environment
 
     started = datetime.now(timezone.utc)
-    record_id = f"collectives-{started:%Y%m%dT%H%M%SZ}-{uuid4().hex[:6]}"
+    record_id = records.new_id("collectives", started)
     if plot:
         _collective_record.require_plots()
     with accel.init() as session:

@@ -7,11 +7,9 @@ The step is the one that `accel bench resnet50` times: same model, loss and opti
 from __future__ import annotations
 
 import platform
-from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NamedTuple
-from uuid import uuid4
 
 from accel import __version__, chips, data, records
 from accel.bench import _memory_plot
@@ -22,9 +20,10 @@ from accel.records import Figure, Label
 
 NOT_RUN = "planned: nothing was run"
 ASSUMED = (
-    "the plan is of eager execution on one device; kernels' own buffers and communication are covered by the headroom "
-    "of {:.0%} only"
+    "the plan is of eager execution; kernels' own buffers and the fabric's are covered by the headroom of {:.0%} only"
 )
+BESIDE = "the gradients that lie beside DDP's buckets until a window ends"
+UNPLACED = "the plan is of one of the devices, wherever the others are"
 COMPILED = "{} is programmed through a compiler that fuses operations and keeps less: see --aot for its own figures"
 
 
@@ -43,10 +42,11 @@ def run(
     out: str | Path,
     command: str,
     *,
+    devices: int = 1,
     headroom: float = HEADROOM,
     picture: str | None = None,
 ) -> Planned:
-    """Plan the step for `chip` and write a record to the file or folder `out`.
+    """Plan the step for `chip`, one of `devices` that train together, and write a record to the file or folder `out`.
 
     Raises `ArgumentError` for a chip that is not in the table, with the nearest names, and for options that have no
     meaning where nothing runs.
@@ -63,7 +63,7 @@ def run(
         )
     target = None if picture is None else _memory_plot.check(picture)
     started = datetime.now(timezone.utc)
-    record_id = f"{options.model}-{known.name}-{options.precision}-plan-{started:%Y%m%dT%H%M%SZ}-{uuid4().hex[:6]}"
+    record_id = records.new_id(f"{options.model}-{known.name}-{options.precision}-plan", started)
     path = records.destination(out, record_id)
     dataset = data.parse(options.data, options.size, length=1, seed=options.seed)[0]
 
@@ -80,6 +80,7 @@ def run(
             optimizer=lambda parameters: _train.sgd(parameters, 0.1, fused=True),
             precision=options.precision,
             accumulate=options.accumulate,
+            devices=devices,
             chip=known.name,
             headroom=headroom,
         )
@@ -115,21 +116,17 @@ def _record(
     net = _train.build(options.model, dataset.size)
     with torch.device("meta"):
         parameters = sum(parameter.numel() for parameter in net(dataset.num_classes).parameters())
-    protocol, results = records.unrun(NOT_RUN)
-    return records.Record(
+    return records.predicted(
+        NOT_RUN,
         id=record_id,
-        time=f"{started:%Y-%m-%dT%H:%M:%SZ}",
+        made=started,
         command=command,
         benchmark=benchmark(options.model),
-        origin="predicted",
         backend=records.BackendPart("none", "eager"),
-        hardware=records.Hardware(
-            chip=Label(plain.chip),
-            devices=Figure(1, "devices"),
-            world_size=Figure(1, "ranks"),
-            hosts=Figure(1, "hosts"),
-            details={},
-        ),
+        chip=Label(plain.chip),
+        devices=plain.devices,
+        hosts=Figure(1, "hosts") if plain.devices == 1 else Figure(None, "hosts", reason=UNPLACED),
+        details={},
         versions={"accel": __version__, "torch": torch.__version__, "python": platform.python_version()},
         numerics=records.Numerics(options.precision, {}),
         workload=records.Workload(
@@ -140,26 +137,33 @@ def _record(
             image_size=Figure(dataset.size, "px"),
             batch_per_device=Figure(options.batch, "images"),
             accumulate=Figure(options.accumulate, "micro-batches"),
-            global_batch=Figure(options.batch * options.accumulate, "images"),
+            global_batch=Figure(options.batch * options.accumulate * plain.devices, "images"),
             optimizer=f"SGD, momentum {_train.MOMENTUM:g}, fused",
             seed=None,
         ),
-        protocol=protocol,
-        results=replace(
-            results, peak_allocated=_bytes(asked.peak_allocated), peak_reserved=_reserved(asked.peak_reserved)
-        ),
+        results={
+            "peak_allocated": _bytes(asked.peak_allocated),
+            "peak_reserved": _reserved(asked.peak_reserved),
+        },
         plan=records.MemoryPlan(
             allocator=plain.allocator.name,
             capacity=_bytes(plain.capacity, "no source gives the chip's memory"),
             headroom=Figure(plain.headroom, "fraction"),
             plain=_step(plain),
             checkpointed=_step(checkpointed),
-            saved_by_accumulation=_bytes(
-                plain.saved_by_accumulation if options.accumulate > 1 else None, "one micro-batch: nothing to save"
-            ),
+            saved_by_accumulation=_saved(plain),
         ),
         warnings=warnings,
     )
+
+
+def _saved(found: Plan) -> Figure:
+    saved = found.saved_by_accumulation
+    if found.accumulate == 1:
+        return _bytes(None, "one micro-batch: nothing to save")
+    if saved < 0:
+        return _bytes(None, f"nothing: it takes {-saved:,} bytes more, for {BESIDE}")
+    return _bytes(saved)
 
 
 def _step(found: Plan) -> records.PlannedStep:

@@ -12,7 +12,6 @@ import time
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
-from uuid import uuid4
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -76,12 +75,12 @@ def run(
     before_data = time.perf_counter()
     train, held_out = data.parse(options.data, options.size, length=options.batch * place.world_size, seed=options.seed)
     path = Path()
-    record_id = f"{options.model}-{options.precision}-{started:%Y%m%dT%H%M%SZ}-{uuid4().hex[:6]}"
+    record_id = records.new_id(f"{options.model}-{options.precision}", started)
     if place.rank == 0:
         path = records.destination(out, record_id)
     with init(precision=options.precision, accumulate=options.accumulate, seed=options.seed) as session:
         if target is not None:
-            session.backend.capabilities().require("memory.track")
+            session.backend.capabilities().require("memory.course")
         session.backend.memory.reset_peak()
         counters = session.backend.device.counters()
 

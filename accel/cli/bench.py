@@ -80,7 +80,10 @@ def train(
     compiled: Annotated[bool, typer.Option("--compile", help="Run the model through torch.compile.")] = False,
     devices: Annotated[
         str | None,
-        typer.Option(metavar="N,N,...", help="Launch on each number of devices; how it scales."),
+        typer.Option(
+            metavar="N,N,...",
+            help="Launch on each number of devices; how it scales. With --plan one number: that train together.",
+        ),
     ] = None,
     cuda_graphs: Annotated[
         bool, typer.Option("--cuda-graphs", help="Record forward and backward once, then replay them.")
@@ -113,8 +116,8 @@ def train(
         graphs=cuda_graphs,
     )
     command = shlex.join(["accel", *sys.argv[1:]])
-    if devices is not None:
-        _scale(devices, out, alone={"--aot": aot is not None, "--fit": fit, "--plan": plan})
+    if devices is not None and not plan:
+        _scale(devices, out, alone={"--aot": aot is not None, "--fit": fit})
         return
     if aot is not None and (plan or memory_plot is not None):
         raise ArgumentError("--aot compiles a step for a TPU: leave out --plan and --memory-plot")
@@ -132,7 +135,9 @@ def train(
         if chip is None:
             raise ArgumentError("--plan needs a chip: --chip H100-SXM5; `accel chips` lists all")
         share = HEADROOM if headroom is None else headroom
-        _show_plan(ahead_of_run.run(options, chip, out, command, headroom=share, picture=memory_plot))
+        together = 1 if devices is None else _together(devices)
+        found = ahead_of_run.run(options, chip, out, command, devices=together, headroom=share, picture=memory_plot)
+        _show_plan(found)
         return
     if chip is not None or headroom is not None:
         raise ArgumentError(f"{'--chip' if chip else '--headroom'} was given without --plan; add --plan")
@@ -187,6 +192,15 @@ def _scale(devices: str, out: str, alone: dict[str, bool]) -> None:
     compare.print_report(compare.compare(scaling.run(counts, arguments, out)), rich.get_console())
 
 
+def _together(devices: str) -> int:
+    """The one number of devices that a plan is of."""
+    from accel.errors import ArgumentError
+
+    if not devices.isdecimal() or int(devices) < 1:
+        raise ArgumentError(f"--devices is {devices!r}; with --plan expected one number from 1, such as --devices 8")
+    return int(devices)
+
+
 def _show_prediction(path: Path, record: Record) -> None:
     from accel.compare import show
 
@@ -224,7 +238,7 @@ def _show_plan(found: Planned) -> None:
     console = rich.get_console()
     console.print(
         f"{plain.chip}: {_size(plain.capacity)}, of which {plain.headroom:.0%} is left free; batch {plain.batch} x "
-        f"{plain.accumulate}, {plain.precision} ({found.record.origin})",
+        f"{plain.accumulate}, {plain.precision}, {plain.devices} device(s) ({found.record.origin})",
         markup=False,
         highlight=False,
         soft_wrap=True,
@@ -232,11 +246,10 @@ def _show_plan(found: Planned) -> None:
     console.print(table)
     lines = [f"warning: {warning}" for warning in found.record.warnings]
     if plain.accumulate > 1:
-        lines.insert(
-            0,
-            f"accumulating saves {_size(plain.saved_by_accumulation)}: one batch of {plain.batch * plain.accumulate} "
-            f"would peak at {_size(plain.whole_batch_peak)}",
-        )
+        saved = plain.saved_by_accumulation
+        says = f"saves {_size(saved)}" if saved >= 0 else f"takes {_size(-saved)} more"
+        whole = f"one batch of {plain.batch * plain.accumulate} would peak at {_size(plain.whole_batch_peak)}"
+        lines.insert(0, f"accumulating {says}: {whole}")
     for line in (*lines, f"record: {found.path}"):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 

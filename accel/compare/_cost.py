@@ -80,13 +80,16 @@ def cost(record: Record, prices: Mapping[str, float]) -> Cost:
     rate, devices = record.results.throughput.value, record.hardware.devices.value
     if record.origin_of(record.results.throughput) == "emulated":
         return _unknown("the run was emulated, so its time is not the chip's")
-    if not rate or not devices:
-        return _unknown("the throughput or the number of devices is unknown")
+    if not devices:
+        return _unknown("the number of devices is unknown")
     priced = _price(record, prices)
     if isinstance(priced, str):
         return _unknown(priced)
     price, source = priced
     hour = price * devices / _devices_per_chip(record)
+    if not rate:
+        why = "the throughput is unknown or zero"
+        return Cost(None, None, price, source, why, why, hour)
     million = hour / 3600 / rate * 1e6
     if record.workload.image_size.value != _FULL_SIZE:
         why = f"images are not {_FULL_SIZE} px, as ImageNet's usually are"

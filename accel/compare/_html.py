@@ -89,7 +89,9 @@ def _details(entry: Entry) -> dict[str, dict[str, str]]:
     work = {name: _text(value) for name, value in vars(record.workload).items()}
     run = {"run": record.id, "time": record.time, "command": record.command, "backend": record.backend.name}
     hardware = {name: _text(getattr(record.hardware, name)) for name in ("devices", "world_size", "hosts")}
-    unknown = {name: cell.why for name, cell in columns(entry, entry).items() if cell.why}
+    cells = columns(entry, entry)
+    unknown = {name: cell.why for name, cell in cells.items() if cell.why}
+    made_of = {name: ", ".join(cell.fields) for name, cell in cells.items() if cell.fields}
     counted = vars(record.efficiency).items() if record.efficiency else ()
     return {
         "Work and utilisation": {name: _text(value) for name, value in counted},
@@ -105,6 +107,7 @@ def _details(entry: Entry) -> dict[str, dict[str, str]]:
         "Hardware": hardware | record.hardware.details,
         "Versions": record.versions,
         "Not known": unknown,
+        "Fields of the record behind each figure": made_of,
     }
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from accel.parity import _tolerance as tolerance
 from accel.parity._difference import LOST, apart, projected_size, ratio, relative, size
 from accel.parity._finding import Finding, hint
-from accel.parity._trace import Array, State, Trace
+from accel.parity._trace import Array, Layer, State, Trace
 
 LINEAR = frozenset({"SGD"})  # optimizers whose update is linear in the gradient
 EXACT = 1e-9  # learning rates and scales are numbers of the host
@@ -88,7 +88,7 @@ class Walk:
         mine, other = self._mine["forward"][step], self._other["forward"][step]
         distance = relative(apart(mine, other), size(mine))
         for index, (layer, theirs) in enumerate(zip(self._a.layers, self._b.layers, strict=True)):
-            if self._same_policy and step == 0 and layer.dtype != theirs.dtype:
+            if self._same_policy and step == 0 and layer.dtype != theirs.dtype and not by_list(self._a, self._b, layer):
                 self._add(Finding(
                     1, "forward", layer.name, layer.kind, self._rank, float(distance[index]), 0.0,
                     f"its output is {layer.dtype} against {theirs.dtype}", "The policy is the same, the dtype is not: "
@@ -241,6 +241,13 @@ class Walk:
 
     def _add(self, finding: Finding) -> None:
         self.findings.append(finding)
+
+
+def by_list(a: Trace, b: Trace, layer: Layer) -> bool:
+    """Whether another dtype of `layer` is the doing of vendors' autocast lists: BatchNorm's output is fp32 where it is
+    on the list and of the activations' dtype elsewhere, and computed alike (docs/tables/dtypes.md).
+    """
+    return bool(a.run["backend"] != b.run["backend"] and layer.kind.startswith("BatchNorm"))
 
 
 class _States:

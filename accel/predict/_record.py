@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import datetime, timezone
-from uuid import uuid4
 
 from accel import __version__, records
 from accel.bench._options import benchmark
@@ -23,21 +21,17 @@ def record(forecast: Forecast, command: str) -> records.Record:
         f"predicted from the calibration {calibration.set!r} ({calibration.about}); on chips left out of it the error "
         f"is {forecast.median:.0%} in the median and {forecast.worst:.0%} at worst"
     )
-    protocol, results = records.unrun(_NOT_RUN)
-    return records.Record(
-        id=f"{forecast.model}-{forecast.chip.name}-{forecast.precision}-predicted-{made:%Y%m%dT%H%M%SZ}-{uuid4().hex[:6]}",
-        time=f"{made:%Y-%m-%dT%H:%M:%SZ}",
+    return records.predicted(
+        _NOT_RUN,
+        id=records.new_id(f"{forecast.model}-{forecast.chip.name}-{forecast.precision}-predicted", made),
+        made=made,
         command=command,
         benchmark=benchmark(forecast.model),
-        origin="predicted",
         backend=records.BackendPart("none", "eager"),
-        hardware=records.Hardware(
-            chip=Label(forecast.chip.name),
-            devices=Figure(devices, "devices"),
-            world_size=Figure(devices, "ranks"),
-            hosts=Figure(1, "hosts"),
-            details={f"predicted seconds of a step: {name}": f"{value:.4g}" for name, value in step._asdict().items()},
-        ),
+        chip=Label(forecast.chip.name),
+        devices=devices,
+        hosts=Figure(1, "hosts"),
+        details={f"predicted seconds of a step: {name}": f"{value:.4g}" for name, value in step._asdict().items()},
         versions={"accel": __version__},
         numerics=records.Numerics(forecast.precision, {}),
         workload=records.Workload(
@@ -52,13 +46,11 @@ def record(forecast: Forecast, command: str) -> records.Record:
             optimizer="SGD with momentum",
             seed=None,
         ),
-        protocol=protocol,
-        results=replace(
-            results,
-            throughput=Figure(forecast.throughput, "images/s"),
-            throughput_per_device=Figure(forecast.throughput / devices, "images/s"),
-            step_time=Figure(step.seconds, "s"),
-        ),
+        results={
+            "throughput": Figure(forecast.throughput, "images/s"),
+            "throughput_per_device": Figure(forecast.throughput / devices, "images/s"),
+            "step_time": Figure(step.seconds, "s"),
+        },
         sources=tuple(dict.fromkeys(run.source for run in calibration.runs)),
         warnings=(basis, *forecast.notes),
     )

@@ -30,7 +30,7 @@ from accel.records._record import (
     Series,
     Workload,
 )
-from accel.records._unrun import unrun
+from accel.records._unrun import new_id, predicted
 
 __all__ = [
     "ORIGINS",
@@ -56,9 +56,10 @@ __all__ = [
     "Workload",
     "check",
     "destination",
+    "new_id",
+    "predicted",
     "read",
     "schema",
-    "unrun",
     "write",
     "write_text",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -53,6 +54,69 @@ def test_a_search_leaves_no_trace_in_the_session(backend: Any, start: Any) -> No
     after = state_of(session, model, optimizer)
     torch.testing.assert_close(after, before, rtol=0, atol=0)
     trained(session, model, optimizer, 4)  # the window is whole
+
+
+PLACES = ("forward", "backward", "gradient", "optimizer")
+
+
+def hooked(place: str, net: Any, optimizer: Any, hook: Any) -> Any:
+    """Let `hook` run at `place` of a step; what removes it."""
+    if place == "forward":
+        return net[1].register_forward_hook(hook)
+    if place == "backward":
+        return net[1].register_full_backward_hook(hook)
+    if place == "gradient":
+        return next(iter(net.parameters())).register_post_accumulate_grad_hook(hook)
+    return optimizer.register_step_pre_hook(hook)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_memory_that_ends_inside_a_hook_is_tried_again_lower(backend: Any, start: Any, place: str) -> None:  # T49
+    """What the failed step made is gone by the next, and the session goes on."""
+    session = start()
+    model, optimizer = made(session)
+    size = 0
+    held: list[weakref.ref[torch.Tensor]] = []
+
+    def runs_out(*_: Any) -> None:
+        if size > 5:
+            tensor = torch.ones(1024, device=session.device)
+            held.append(weakref.ref(tensor))
+            raise torch.OutOfMemoryError("Tried to allocate 20.00 MiB")
+
+    handle = hooked(place, session.unwrap(model), optimizer, runs_out)
+
+    def step(batch: int) -> None:
+        nonlocal size
+        assert all(tensor() is None for tensor in held)
+        size = batch
+        trained(session, model, optimizer, batch)
+
+    found = accel.find_batch_size(step, 4, session=session, most=8)
+    assert (found.batch, found.too_large) == (5, 6)
+    assert len(held) == 2  # at 8 and at 6: no batch is tried again after it failed
+    handle.remove()
+    trained(session, model, optimizer, 8)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_another_error_inside_a_hook_is_raised_and_not_tried_again(backend: Any, start: Any, place: str) -> None:
+    session = start()
+    model, optimizer = made(session)
+    before = state_of(session, model, optimizer)[0]
+    raised = []
+
+    def fails(*_: Any) -> None:
+        raised.append(place)
+        raise MemoryError("the interpreter's own") if place == "forward" else ZeroDivisionError(place)
+
+    handle = hooked(place, session.unwrap(model), optimizer, fails)
+    with pytest.raises(MemoryError if place == "forward" else ZeroDivisionError):
+        accel.find_batch_size(lambda batch: trained(session, model, optimizer, batch), 4, session=session, most=8)
+    assert len(raised) == 1
+    handle.remove()
+    torch.testing.assert_close(state_of(session, model, optimizer)[0], before, rtol=0, atol=0)
+    trained(session, model, optimizer, 8)
 
 
 def test_the_largest_batch_is_exact_under_a_budget(backend: Any, start: Any) -> None:

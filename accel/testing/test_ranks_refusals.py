@@ -26,6 +26,7 @@ def _refused(name: str) -> dict[str, Any]:
         leaf = nn.Parameter(torch.ones(2, device=s.device))
         calls: dict[str, Callable[[], object]] = {
             "unknown op": lambda: c.all_reduce(t, "median"),
+            "op of another type": lambda: c.all_reduce(t, ["sum"]),
             "root out of range": lambda: c.broadcast(t, src=2),
             "root below range": lambda: c.broadcast(t, src=-1),
             "root of another type": lambda: c.broadcast(t, src=True),
@@ -64,6 +65,7 @@ def test_bad_arguments_give_one_error_on_all_ranks_and_touch_nothing(ranks: Rank
     assert first.pop("usable") == [3.0] * 4
     said = {
         "unknown op": "ArgumentError: op is 'median'",
+        "op of another type": "ArgumentError: op is ['sum']",
         "root out of range": "ArgumentError: src is 2",
         "root below range": "ArgumentError: src is -1",
         "root of another type": "ArgumentError: src is True",

@@ -26,6 +26,7 @@ def capabilities(transport: Transport) -> CapabilityTable:
         "memory.reserved": native("resident set of the process, from /proc/self/status"),
         "memory.peak_reset": native("Linux resets the peak resident set through /proc/self/clear_refs"),
         "memory.track": native("tensors that the block touches, counted by accel; buffers inside a kernel are not"),
+        "memory.course": native("storages as the step's operations make and free them, counted by accel"),
         "memory.oom": unsupported("Linux ends a process that takes too much; searches keep to a budget instead"),
         "memory.snapshot": unsupported("torch keeps no allocation history of CPU tensors"),
         "memory.limit": unsupported("CPU tensors come from the C library, which takes no limit from torch"),

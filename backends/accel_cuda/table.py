@@ -29,6 +29,7 @@ def capabilities(transport: Transport, capability: tuple[int, int]) -> Capabilit
         "memory.reserved": native("bytes that torch's caching allocator holds"),
         "memory.peak_reset": native("the peaks start anew at the live values"),
         "memory.track": native("the peak starts anew with the block and the earlier one is kept"),
+        "memory.course": native("storages as the step's operations make and free them, counted by accel"),
         "memory.oom": native("torch.OutOfMemoryError, and errors of cuBLAS, cuDNN and NCCL by their words"),
         "memory.snapshot": native("blocks, and the history of those recorded, for PyTorch's memory visualiser"),
         "memory.limit": native("a share of the device's memory, kept by torch's caching allocator"),

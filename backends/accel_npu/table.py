@@ -26,6 +26,7 @@ def capabilities(transport: Transport) -> CapabilityTable:
         "memory.reserved": native("bytes that torch_npu's caching allocator holds in HBM"),
         "memory.peak_reset": native("torch.npu.reset_peak_memory_stats"),
         "memory.track": native("the peak starts anew with the block and the earlier one is kept"),
+        "memory.course": native("storages as the step's operations make and free them, counted by accel"),
         "memory.oom": native("torch.OutOfMemoryError, and errors of CANN by their codes"),
         "memory.snapshot": native("torch_npu's allocator snapshot, readable by torch's memory visualiser"),
         "memory.limit": native("torch.npu.set_per_process_memory_fraction"),

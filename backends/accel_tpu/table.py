@@ -26,6 +26,9 @@ def capabilities(transport: Transport) -> CapabilityTable:
         "memory.reserved": unsupported(NO_ALLOCATOR),
         "memory.peak_reset": unsupported(NO_PEAK_RESET),
         "memory.track": native("change; a peak where the process's peak rose inside the block"),
+        "memory.course": unsupported(
+            "torch_tpu defers and fuses operations: what torch sees is not what the TPU holds"
+        ),
         "memory.oom": native("RESOURCE_EXHAUSTED"),
         "memory.snapshot": unsupported(NO_HISTORY),
         "memory.limit": unsupported("libtpu takes its limit when the process starts"),

@@ -31,6 +31,7 @@ def capabilities(transport: Transport, client: str) -> CapabilityTable:
         "memory.track": native("change; a peak where the process's peak rose inside the block")
         if counted
         else unsupported(NO_FIGURES),
+        "memory.course": unsupported("XLA lays out a step's memory when it compiles the graph, out of torch's sight"),
         "memory.oom": native("RESOURCE_EXHAUSTED when compiling or running")
         if counted
         else unsupported("Linux ends a process that takes too much: the CPU client has no limit of its own"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from accel.testing.parity import FAULTS, LATE_FAULTS, SLIGHT_FAULTS, other_kernels, record, record_here
+from accel.testing.parity import FAULTS, LATE_FAULTS, other_kernels, record, record_here
 from accel.testing.ranks import RankPool
 
 STEPS = 20
@@ -31,7 +31,7 @@ def _record(backend: str, out: Path, seeds: int) -> None:
         record(out / f"seed-{seed}", backend, seed=seed, steps=STEPS)
     for precision in ("fp32", "bf16"):
         record(out / f"good-{precision}", backend, precision=precision)
-    for fault in (*FAULTS, *LATE_FAULTS, *SLIGHT_FAULTS):
+    for fault in (*FAULTS, *LATE_FAULTS):
         record(out / f"fault-{fault}", backend, fault=fault, precision=PRECISIONS.get(fault, "fp32"))
     with RankPool(2, backend=backend) as ranks:
         for name, fault in (("good", ""), ("reduction", "reduction")):

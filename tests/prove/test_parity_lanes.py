@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from accel import parity
-from accel.testing.parity import FAULT_OF_RANKS, FAULTS, LATE_FAULTS, SLIGHT_FAULTS
+from accel.testing.parity import FAULT_OF_RANKS, FAULTS, LATE_FAULTS
 from tests.prove import records
 from tests.prove.parity_lane import OTHER, PRECISIONS, STEPS
 from tests.prove.test_parity import LANES, environment
@@ -40,34 +40,38 @@ def judged(cpu: Path, other: Path) -> dict[str, Any]:
             {
                 "agree": found.agree,
                 "verdict": found.verdict,
-                "largest": {word: max(curve.differences) for word, curve in found.curves.items()},
+                "nearest": {
+                    word: {"difference": curve.differences[at], "allowed": curve.allowed[at], "step": at + 1}
+                    for word, curve in found.curves.items()
+                    if (at := curve.nearest) is not None
+                },
                 "told_until_step": (found.blind_from or STEPS + 1) - 1,
             }
         )
     faults = {}
-    for fault in (*WANTED, *SLIGHT_FAULTS):
+    for fault in WANTED:
         if fault in FAULT_OF_RANKS:
             finding = compared("ranks-good", f"ranks-{fault}").finding
         else:
-            finding = compared("good-bf16" if fault in PRECISIONS else "good-fp32", f"fault-{fault}").finding
-        faults[fault] = None if finding is None else finding.words
-        if finding is not None:
-            faults[fault] = {
-                "step": finding.step, "direction": finding.direction, "layer": finding.layer, "said": finding.words
-            }  # fmt: skip
+            finding = compared(f"good-{PRECISIONS.get(fault, 'fp32')}", f"fault-{fault}").finding
+        faults[fault] = finding and {
+            "step": finding.step, "direction": finding.direction, "layer": finding.layer, "said": finding.words
+        }  # fmt: skip
     run = parity.read(other / "seed-0").run
-    two = compared("ranks-good", "ranks-good")
+    two, bf16 = compared("ranks-good", "ranks-good"), compared("good-bf16", "good-bf16")
     return {
         **{name: run[name] for name in ("origin", "device", "versions")},
-        "steps": STEPS, "seeds": seeds, "faults": faults, "two_ranks": two.verdict, "two_ranks_agree": two.agree,
+        "steps": STEPS, "seeds": seeds, "faults": faults,
+        "two_ranks": two.verdict, "two_ranks_agree": two.agree,
+        "bf16": bf16.verdict, "bf16_agree": bf16.agree, "bf16_notes": bf16.notes,
     }  # fmt: skip
 
 
 def check(lane: str, found: dict[str, Any]) -> None:
     assert [one["verdict"] for one in found["seeds"] if not one["agree"]] == [], lane
     assert found["two_ranks_agree"], found["two_ranks"]
-    same_bits = max(one["largest"]["forward"] for one in found["seeds"]) == 0
-    for fault, where in {**WANTED, **(SLIGHT_FAULTS if same_bits else {})}.items():
+    assert found["bf16_agree"], found["bf16"]
+    for fault, where in WANTED.items():
         said = found["faults"][fault]
         assert said is not None, f"{lane}: {fault} is not found"
         assert (said["step"], said["direction"], said["layer"]) == where, f"{lane}: {fault}: {said['said']}"

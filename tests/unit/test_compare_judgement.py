@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from accel.bench._timing import RankTiming, summarize
 from accel.compare import Report, compare, csv_text, load, markdown_text, parse_prices, write_html
+from accel.compare._cells import columns
 from accel.compare._parity import allowed
 from accel.compare._uncertainty import BETWEEN, Unknown
 from accel.errors import ArgumentError
@@ -344,6 +345,17 @@ def test_time_and_cost_to_an_epoch_and_a_target_stand_in_every_output(tmp_path: 
     assert (first["goal: time_to_target [s]"], second["goal: time_to_target [s]"]) == ("3700.0", "")
     assert (first["goal: outcome"], second["goal: outcome"]) == ("reached", "not reached")
     assert second["goal: epoch basis"] == "extrapolated"
+
+
+def test_a_target_without_an_evaluation_and_a_cost_without_a_throughput_are_shown() -> None:
+    nothing = {"values": [], "unit": "fraction", "reason": "the run ended before its first evaluation"}
+    never = {**MISSED, "accuracies": nothing, "evaluated_at": {**nothing, "unit": "s"}}
+    run = record("a", **H100, goal=never, results__throughput={"value": None, "unit": "images/s", "reason": "unknown"})
+    (entry,) = compare([run], prices={"H100-SXM5": 2.0}).entries
+    cells = columns(entry, entry)
+    assert cells["time to target"].text == "95.00 % not reached"
+    assert cells["cost of an epoch"].text == "1 USD extrapolated"
+    assert cells["a million images"].why == "the throughput is unknown or zero"
 
 
 def test_advice_and_disturbance_stand_in_the_page_and_the_csv(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy
 from accel import models, plan, records
 from accel.bench import plan as bench
 from accel.bench._options import Options
+from accel.eager_memory import TORCH
 from accel.errors import ArgumentError, ModelError
 from accel.footprint import Course, Recorder
 from accel.plan import _trace as trace
@@ -130,6 +131,37 @@ def test_checkpointing_by_name_keeps_less_and_accumulation_saves() -> None:
     assert halves.saved_by_accumulation == plain.peak - halves.peak > 0.3 * plain.peak
 
 
+def test_between_devices_gradients_lie_in_buckets_that_outlive_the_step() -> None:
+    model = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(8)))  # 4 MiB each, 32 MiB in all
+
+    def loss(model: nn.Module, batch: int) -> torch.Tensor:
+        return model(torch.empty(batch, 1024)).square().mean()  # type: ignore[no-any-return]
+
+    alone, four, eight = (plan.plan(model, loss, batch=8, optimizer=adamw, devices=devices) for devices in (1, 4, 8))
+    assert four.gradients == alone.gradients == 32 * MIB
+    assert four.peak == eight.peak > alone.peak
+    assert (four.course.curves()["gradients"] == 32 * MIB).all()
+    assert alone.course.curves()["gradients"][0] == 0
+    windows = [
+        plan.plan(model, loss, batch=8, optimizer=adamw, devices=devices, accumulate=2).gradients for devices in (1, 2)
+    ]
+    assert windows == [32 * MIB, 64 * MIB]  # what is not yet reduced lies beside the buckets
+
+
+def test_the_allocator_of_a_plan_is_that_of_the_chips_backend_or_the_one_that_is_given() -> None:
+    def of(**changes: Any) -> plan.Allocator:
+        return planned(nn.Linear(64, 64), **changes).allocator
+
+    assert of() == of(chip="TPU-v5e") == of(allocator="exact") == plan.EXACT
+    assert of(chip="H100-SXM5") == of(allocator="cuda") == TORCH
+    ascend = of(chip="Ascend-910B2")
+    assert ascend == of(allocator="npu") == of(allocator=ascend)
+    assert ascend.taken(np.array([1, 480, 481, 2**20])).tolist() == [512, 512, 1024, 2**20 + 512]
+    mine = plan.Allocator("mine", granule=4096)
+    assert of(allocator=mine) == mine
+    assert planned(nn.Linear(64, 64), allocator=mine).parameters == 5 * 4096
+
+
 def test_half_precision_keeps_less_for_backward() -> None:
     def images(model: nn.Module, batch: int) -> torch.Tensor:
         return model(torch.empty(batch, 3, 64, 64)).float().sum()  # type: ignore[no-any-return]
@@ -150,10 +182,12 @@ def test_half_precision_keeps_less_for_backward() -> None:
         ({"chip": "H100-SXM5", "memory": 5}, ArgumentError, "give one of the two"),
         ({"batch": 0}, ArgumentError, "batch is 0"),
         ({"accumulate": 0}, ArgumentError, "accumulate is 0"),
+        ({"devices": 0}, ArgumentError, "devices is 0"),
+        ({"devices": True}, ArgumentError, "devices is True"),
         ({"precision": "fp8"}, ArgumentError, "fp8"),
         ({"headroom": 1}, ArgumentError, "headroom=1"),
         ({"memory": -1}, ArgumentError, "memory=-1"),
-        ({"allocator": "jemalloc"}, ArgumentError, "expected one of exact, cuda, npu"),
+        ({"allocator": "jemalloc"}, ArgumentError, "expected one of cuda, exact, npu"),
         ({"checkpoint": ["0.weigh"]}, ArgumentError, "no such submodule"),
         ({"model": nn.ReLU()}, ModelError, "ReLU.*no parameter"),
         ({"model": nn.Linear(4, 4).requires_grad_(False)}, ModelError, "no parameter"),
@@ -190,7 +224,7 @@ def course(*events: tuple[int, int]) -> Course:
     )
 
 
-CUDA = plan.ALLOCATORS["cuda"]
+CUDA = TORCH
 
 
 @pytest.mark.parametrize(
@@ -281,14 +315,18 @@ def test_kinds_of_a_step_add_up_on_real_tensors() -> None:
 
 def test_the_record_of_a_plan_is_a_prediction_with_both_ways_and_a_picture(tmp_path: Path) -> None:
     options = Options(model="resnet18", data="digits", batch=64, accumulate=2)
-    found = bench.run(options, "A100-SXM4-40GB", tmp_path, "accel bench", picture=str(tmp_path / "plan.png"))
+    found = bench.run(options, "A100-SXM4-40GB", tmp_path, "accel bench", devices=4, picture=str(tmp_path / "plan.png"))
     assert records.read(found.path) == found.record
     assert found.record.origin == "predicted"
     part = found.record.plan
     assert part is not None
     assert part.plain.fits
     assert part.checkpointed.activations.value < part.plain.activations.value  # type: ignore[operator]
-    assert part.saved_by_accumulation.value == found.plain.saved_by_accumulation
+    assert found.plain.saved_by_accumulation < 0
+    assert part.saved_by_accumulation.value is None
+    assert f"takes {-found.plain.saved_by_accumulation:,} bytes more" in (part.saved_by_accumulation.reason or "")
+    assert found.record.hardware.devices.value == found.record.hardware.world_size.value == 4
+    assert found.record.workload.global_batch.value == 64 * 2 * 4
     assert found.record.results.peak_allocated.value == found.plain.peak_allocated
     assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
 
