@@ -35,10 +35,10 @@ def test_large_all_reduces_take_at_most_5_percent_longer_than_bare_ones(tmp_path
     out = tmp_path / RECORD.name
     words = f"-m accel bench collectives --nproc 2 --min-bytes 1K --seconds 40 --no-plot --out {out.name}".split()
     paths = os.pathsep.join(str(Path(path).resolve()) for path in sys.path if path)
+    env = {**os.environ, "ACCEL_BACKEND": "cpu", "PYTHONPATH": paths}
     done = subprocess.run(
-        [sys.executable, *words],
-        cwd=tmp_path, env={**os.environ, "ACCEL_BACKEND": "cpu", "PYTHONPATH": paths}, capture_output=True, text=True, timeout=840, check=False,
-    )  # fmt: skip
+        [sys.executable, *words], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=840, check=False
+    )
     assert done.returncode == 0, done.stderr
     data = json.loads(out.read_text())
     _collective_record.check(data, str(out))
