@@ -2,7 +2,8 @@
 
 Devices are asked between timed steps, when the clock stands, once a second at most. The load of other processes is what
 the host's cores did during the timed part less what the ranks, their loader workers among them, took of it; time that a
-hypervisor gave to another machine counts as others'.
+hypervisor gave to another machine counts as others'. What that cost the run is asked of the scheduler: how long its
+threads stood ready and had no core.
 """
 
 from __future__ import annotations
@@ -22,14 +23,19 @@ if TYPE_CHECKING:
 PROC = Path("/proc")
 EVERY = 1.0  # s between two questions
 _BUSY = (0, 1, 2, 5, 6, 7)  # of /proc/stat's columns: user, nice, system, irq, softirq, steal; guests are in user
+_STEAL = 7
 
 
 class HostTime(NamedTuple):
-    """Seconds: of a clock, of all cores of the host at work, and of this process and its descendants."""
+    """Seconds: of a clock, of all cores of the host at work, and of this process and its descendants; of the cores that
+    a hypervisor kept; and by thread of this process, how long it stood ready without a core.
+    """
 
     at: float
     busy: float
     own: float
+    stolen: float
+    waited: dict[str, float]
 
 
 def host_time(clock: Callable[[], float] = time.perf_counter) -> HostTime | None:
@@ -39,9 +45,20 @@ def host_time(clock: Callable[[], float] = time.perf_counter) -> HostTime | None
         columns = (PROC / "stat").read_text().splitlines()[0].split()[1:]
         busy = sum(int(columns[index]) for index in _BUSY)
         own = _own_ticks(os.getpid())
+        return HostTime(clock(), busy / tick, own / tick, int(columns[_STEAL]) / tick, _waits())
     except (OSError, ValueError, IndexError):
         return None
-    return HostTime(clock(), busy / tick, own / tick)
+
+
+def _waits() -> dict[str, float]:
+    """Seconds that each thread of this process stood in a run queue; empty where the scheduler keeps no statistics."""
+    found = {}
+    for folder in (PROC / "self" / "task").iterdir():
+        try:
+            found[folder.name] = int((folder / "schedstat").read_text().split()[1]) / 1e9
+        except (OSError, ValueError, IndexError):  # it ended meanwhile, or a kernel without CONFIG_SCHED_INFO
+            continue
+    return found
 
 
 def _own_ticks(pid: int) -> int:
@@ -106,11 +123,10 @@ class Watcher:
             else max(one.processes for one in self._asked),
             "reasons": self._asked[-1].reasons,
             "samples": len(self._asked),
-            "threads": self._session.threads.count if self._session.backend.device.is_host else None,
-            "cores": os.cpu_count() or 1,
+            "wait": _wait(self._begun, ended),
             "time": None
             if ended is None or self._begun is None
-            else [b - a for a, b in zip(self._begun, ended, strict=True)],
+            else [b - a for a, b in zip(self._begun[:3], ended[:3], strict=True)],
         }
         return summarize(self._session.backend.collective.all_gather_object(mine))
 
@@ -136,29 +152,38 @@ def summarize(ranks: list[dict[str, Any]]) -> Disturbance:
         throttled=worst("throttled", "fraction"),
         throttle_causes=tuple(sorted({cause for rank in ranks for cause in rank["causes"]})),
         other_processes=worst("processes", "processes", less=1),
-        **_others(ranks),
+        other_load=_others(ranks),
+        cpu_wait=_waited(ranks),
     )
 
 
-def _others(ranks: list[dict[str, Any]]) -> dict[str, Figure]:
-    """`other_load` and `other_share`, each of the host with most."""
+def _wait(begun: HostTime | None, ended: HostTime | None) -> float | None:
+    """The share of the time that the thread which waited most had no core, and what a hypervisor kept of all cores."""
+    if begun is None or ended is None or not ended.waited or ended.at <= begun.at:
+        return None
+    wall = ended.at - begun.at
+    waited = max(seconds - begun.waited.get(thread, 0.0) for thread, seconds in ended.waited.items()) / wall
+    return min(1.0, waited + (ended.stolen - begun.stolen) / wall / (os.cpu_count() or 1))
+
+
+def _waited(ranks: list[dict[str, Any]]) -> Figure:
+    waits = [rank["wait"] for rank in ranks]
+    if None in waits:
+        return Figure(None, "fraction", reason="the kernel keeps no statistics of how long threads wait for a core")
+    return Figure(max(waits), "fraction")
+
+
+def _others(ranks: list[dict[str, Any]]) -> Figure:
     hosts: dict[str, list[dict[str, Any]]] = {}
     for rank in ranks:
         hosts.setdefault(rank["host"], []).append(rank)
-    loads = [_load(members) for members in hosts.values()]
-    unknown = next((load for load in loads if isinstance(load, str)), None)
-    if unknown is not None:
-        return {
-            "other_load": Figure(None, "cores", reason=unknown),
-            "other_share": Figure(None, "fraction", reason=unknown),
-        }
-    known = [load for load in loads if not isinstance(load, str)]
-    if any(rank["threads"] is None for rank in ranks):
-        share = Figure(None, "fraction", reason="the device is not the host, and tells of no share that others take")
-    else:
-        shares = [_lost(members, load) for members, load in zip(hosts.values(), known, strict=True)]
-        share = Figure(max(shares), "fraction")
-    return {"other_load": Figure(max(known), "cores"), "other_share": share}
+    loads = []
+    for members in hosts.values():
+        load = _load(members)
+        if isinstance(load, str):
+            return Figure(None, "cores", reason=load)
+        loads.append(load)
+    return Figure(max(loads), "cores")
 
 
 def _load(ranks: list[dict[str, Any]]) -> float | str:
@@ -171,9 +196,3 @@ def _load(ranks: list[dict[str, Any]]) -> float | str:
     if wall <= 0 or busy < own / 2:  # /proc of another kernel than the one that runs the ranks
         return "/proc/stat counts less time than the ranks themselves have taken"
     return float(max(0.0, busy - own) / wall)
-
-
-def _lost(ranks: list[dict[str, Any]], load: float) -> float:
-    """Share of the threads of `ranks` for which `load` leaves no core of the host."""
-    threads = float(sum(rank["threads"] for rank in ranks))
-    return min(1.0, max(0.0, threads + load - int(ranks[0]["cores"])) / threads)

@@ -17,6 +17,7 @@ WIDE = 1.5  # p90 of the step times over p10: twice what an idle machine shows f
 WAITING = 0.1  # of the timed steps spent waiting for data, from which the input is said to set the pace
 BUSY = 0.1  # of the cores that a run was given, and QUIET cores: what others may take of a host unsaid
 QUIET = 0.2
+TAKEN = 0.05  # of the time in which a thread of the run had no core, where the record tells it
 AT_WORK = ("power limit",)  # a chip at work may be held at its power limit: that is the chip
 SLOWING = 0.03  # of the throughput, from the first repeat to the last, each slower than the one before
 
@@ -89,9 +90,10 @@ def _disturbed(record: Record) -> list[str]:
         lines.append(f"clocks were held down for {', '.join(causes)} (in {found.throttled.value:.0%} of the samples)")
     if found.other_processes.value:
         lines.append(f"{found.other_processes.words()} besides its ranks computed on a device of the run")
-    load, cores = found.other_load.value, _cores(record)
-    if load and load > max(QUIET, BUSY * cores):
-        lines.append(f"other processes kept {load:.2g} of a host's cores busy during the timed steps")
+    load, wait = found.other_load.value, found.cpu_wait.value
+    if load and (load > max(QUIET, BUSY * _cores(record)) if wait is None else wait > TAKEN):
+        cost = "" if wait is None else f"; for {wait:.0%} of the time a thread of the run stood ready and had no core"
+        lines.append(f"other processes kept {load:.2g} of a host's cores busy during the timed steps{cost}")
     return lines
 
 

@@ -3,7 +3,7 @@
 The interval is a bootstrap over repeats and, inside each, over steps, in logarithms; with few repeats it is widened to
 Student's t of their number, since a handful of repeats shows less than all of how repeats differ. That is what varied
 inside a run. Two runs of the same work differ by more, as memory lies elsewhere and clocks are others: BETWEEN is added
-for that, and the share of a run's cores that others took, where the record tells of it.
+for that, and how long the run's threads had no core, where the record tells of it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LEVEL = 0.95
 # docs/proofs.md and docs/proofs/compare-runs.json.
 BETWEEN = 0.01
 _RESAMPLES = 2000
-_MOST = 0.9  # of a run's cores taken by others; beyond, there was no run
+_MOST = 0.9  # of the time without a core; beyond, there was no run
 _NORMAL = 1.960  # two-sided 95 % of the normal distribution, and of Student's t by degrees of freedom
 _STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
@@ -86,8 +86,8 @@ def _deviations(record: Record) -> np.ndarray | Unknown:
 
 
 def _lost(record: Record) -> float:
-    """By how much, in logarithms, the load of others may have lowered the throughput."""
-    share = record.disturbance.other_share.value if record.disturbance else None
+    """By how much, in logarithms, waiting for a core may have lowered the throughput."""
+    share = record.disturbance.cpu_wait.value if record.disturbance else None
     return -math.log1p(-min(share or 0.0, _MOST))
 
 

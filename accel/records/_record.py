@@ -203,7 +203,7 @@ class Disturbance:
     throttle_causes: tuple[str, ...]
     other_processes: Figure  # most at once on one device
     other_load: Figure  # CPU cores of one host, on average
-    other_share: Figure  # of what the run was given of the devices, where those are the hosts' own cores
+    cpu_wait: Figure  # share of the time that a thread of the run stood ready and had no core
 
 
 @dataclass(frozen=True)

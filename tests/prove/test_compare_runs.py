@@ -29,7 +29,7 @@ RECORD = ROOT / "docs" / "proofs" / "compare-runs.json"
 PAIRS = 6
 PLANTED = 0.10  # of the step time
 # Small enough for a dozen runs in minutes; steps long enough for a delay to be a tenth of one.
-BENCH = ["--model=resnet18", "--size=32", "--batch=16", "--steps=8", "--repeats=5", "--warmup=3"]
+BENCH = ["--model=resnet18", "--size=32", "--batch=8", "--steps=6", "--repeats=5", "--warmup=3"]
 
 pytestmark = [pytest.mark.prove, pytest.mark.timeout(3600)]
 
@@ -54,7 +54,9 @@ def delayed(seconds: float, arguments: list[str]) -> None:
 def run(folder: Path, name: str, seconds: float = 0.0) -> Record:
     out = folder / f"{name}.json"
     command = [sys.executable, str(Path(__file__)), "run", str(seconds), *BENCH, "--out", str(out)]
-    environ = {**os.environ, "ACCEL_BACKEND": "cpu", "PYTHONPATH": os.pathsep.join(part for part in sys.path if part)}
+    path = os.pathsep.join(part for part in sys.path if part)
+    # One thread: two that share a core with another process wait for each other at each barrier.
+    environ = {**os.environ, "ACCEL_BACKEND": "cpu", "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environ, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return records.read(out)
@@ -91,12 +93,16 @@ def summary(plain: list[Record], slow: list[Record]) -> dict[str, Any]:
             "plain": [record.results.throughput.value for record in plain],
             "delayed": [record.results.throughput.value for record in slow],
         },
-        "other load": [
-            record.disturbance.other_load.value for record in plain + slow if record.disturbance is not None
-        ],
+        "other_load": {"unit": "cores", "plain": _seen(plain, "other_load"), "delayed": _seen(slow, "other_load")},
+        "cpu_wait": {"unit": "fraction", "plain": _seen(plain, "cpu_wait"), "delayed": _seen(slow, "cpu_wait")},
         "same against same": [{"verdict": verdict, "ratio": interval} for verdict, interval in same],
         "delayed against plain": [{"verdict": verdict, "ratio": interval} for verdict, interval in planted],
     }
+
+
+def _seen(runs: list[Record], name: str) -> list[float | None]:
+    """A figure of what disturbed each run."""
+    return [getattr(record.disturbance, name).value for record in runs]
 
 
 def of(folder: Path) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from accel.bench._timing import RankTiming, summarize
 from accel.compare import Report, compare, csv_text, load, markdown_text, parse_prices, write_html
 from accel.compare._cells import columns
 from accel.compare._parity import allowed
-from accel.compare._uncertainty import Unknown
+from accel.compare._uncertainty import BETWEEN, Unknown
 from accel.errors import ArgumentError
 from accel.records import Record
 from tests.unit.test_compare import record, terminal
@@ -113,6 +113,18 @@ def test_without_the_noise_there_is_no_verdict_but_a_reason(changes: dict[str, A
     assert [entry.verdict for entry in report.entries] == [None, None]
     assert all(isinstance(entry.interval, Unknown) and why in entry.interval.reason for entry in report.entries)
     assert why in " ".join(terminal(report, 400).split())
+
+
+def test_the_load_of_others_and_what_differs_between_runs_widen_the_interval() -> None:
+    def width(share: float) -> float:
+        disturbance = {**DISTURBED, "cpu_wait": {"value": share, "unit": "fraction"}}
+        (entry,) = compare([timed("a", np.full((5, 4), 0.1), disturbance=disturbance)]).entries
+        assert not isinstance(entry.interval, Unknown)
+        return float(np.log(entry.interval.high / entry.interval.low))
+
+    assert width(0.0) == pytest.approx(2 * 1.96 * BETWEEN, rel=0.1)  # steps that do not vary at all
+    assert width(0.2) == pytest.approx(2 * np.hypot(1.96 * BETWEEN, -np.log(0.8)), rel=0.1)
+    assert np.isfinite(width(1.0))
 
 
 # -- baseline ----------------------------------------------------------------------------------------------------------
@@ -237,7 +249,7 @@ DISTURBED = {
     "throttle_causes": [],
     "other_processes": {"value": 0, "unit": "processes"},
     "other_load": {"value": 0.05, "unit": "cores"},
-    "other_share": {"value": 0.0, "unit": "fraction"},
+    "cpu_wait": {"value": 0.0, "unit": "fraction"},
 }
 
 
@@ -251,12 +263,24 @@ DISTURBED = {
         ),
         ({"throttled": {"value": 1.0, "unit": "fraction"}, "throttle_causes": ["power limit"]}, None),
         ({"other_processes": {"value": 1, "unit": "processes"}}, "1 process besides its ranks computed on a device"),
-        ({"other_load": {"value": 0.4, "unit": "cores"}}, "other processes kept 0.4 of a host's cores busy"),
+        ({"other_load": {"value": 0.4, "unit": "cores"}}, None),  # another core bore it
+        (
+            {"other_load": {"value": 0.4, "unit": "cores"}, "cpu_wait": {"value": 0.2, "unit": "fraction"}},
+            "busy during the timed steps; for 20% of the time a thread of the run stood ready and had no core",
+        ),
+        (
+            {
+                "other_load": {"value": 0.4, "unit": "cores"},
+                "cpu_wait": {"value": None, "unit": "fraction", "reason": "no statistics"},
+            },
+            "other processes kept 0.4 of a host's cores busy during the timed steps",
+        ),
         (
             {
                 "throttled": {"value": None, "unit": "fraction", "reason": "not told"},
                 "other_processes": {"value": None, "unit": "processes", "reason": "not told"},
                 "other_load": {"value": None, "unit": "cores", "reason": "no /proc"},
+                "cpu_wait": {"value": None, "unit": "fraction", "reason": "no /proc"},
             },
             None,
         ),
@@ -268,7 +292,9 @@ def test_what_devices_and_hosts_said_of_a_run_is_a_caution(changes: dict[str, An
 
 
 def test_load_that_is_little_beside_the_cores_of_a_run_is_no_caution() -> None:
-    busy = {"disturbance": {**DISTURBED, "other_load": {"value": 1.0, "unit": "cores"}}}
+    unknown = {"value": None, "unit": "fraction", "reason": "no statistics"}
+    busy = {"disturbance": {**DISTURBED, "other_load": {"value": 1.0, "unit": "cores"}, "cpu_wait": unknown}}
+    assert cautions(busy, busy) != ()
     many = {**busy, "protocol__threads__value": 16}
     assert cautions(many, many) == ()
 

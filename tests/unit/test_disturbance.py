@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from accel.device import Disturbance
 
 def rank(**changes: Any) -> dict[str, Any]:
     seen = {"host": "a", "throttled": 0.0, "causes": [], "processes": 1, "reasons": {}, "samples": 4}
-    seen |= {"threads": 1, "cores": 2}
+    seen |= {"wait": 0.01}
     return {**seen, "time": [10.0, 18.0, 9.0], **changes}
 
 
@@ -34,12 +35,10 @@ def test_the_worst_rank_and_the_busiest_host_are_told() -> None:
     assert (found.samples.value, found.throttled.value, found.throttle_causes) == (3, 0.5, ("heat",))
     assert found.other_processes.value == 2  # the rank itself is the third
     assert found.other_load.value == pytest.approx(2.1)  # host b: 21 s of 10 s; host a: its two ranks took all 18 s
-    assert found.other_share.value == 1.0  # host b's rank has one thread and 2 cores, and others took 2.1
-    assert summarize([rank(time=[10.0, 14.0, 9.0])]).other_share.value == 0  # the other core bears half a core
-    assert summarize([rank(threads=2, time=[10.0, 14.0, 9.0])]).other_share.value == pytest.approx(0.25)
-    assert "not the host" in str(summarize([rank(threads=None)]).other_share.reason)
     alone = summarize([rank(), rank()])
     assert alone.other_load.value == 0
+    assert summarize([rank(), rank(wait=0.3)]).cpu_wait.value == 0.3
+    assert "keeps no statistics" in str(summarize([rank(), rank(wait=None)]).cpu_wait.reason)
     assert alone.other_processes.value == 0
 
 
@@ -67,6 +66,22 @@ def test_the_time_of_children_is_the_runs_own() -> None:
     assert after is not None
     assert after.own - before.own >= 0.4
     assert after.busy - before.busy >= 0.4
+
+
+def test_a_thread_that_has_to_share_its_core_is_seen_to_wait() -> None:
+    usable = os.sched_getaffinity(0)
+    before = host_time()
+    os.sched_setaffinity(0, {min(usable)})
+    try:
+        child = multiprocessing.get_context("spawn").Process(target=_burn, args=(1.0,))
+        child.start()  # it inherits the one core
+        while child.is_alive():
+            pass
+    finally:
+        os.sched_setaffinity(0, usable)
+    wait = _disturbance._wait(before, host_time())
+    assert wait is not None
+    assert 0.05 < wait <= 1
 
 
 def test_a_host_without_proc_tells_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

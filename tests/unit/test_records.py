@@ -114,7 +114,7 @@ DISTURBANCE: dict[str, Any] = {
     "throttle_causes": ["heat"],
     "other_processes": {"value": None, "unit": "processes", "reason": "not told"},
     "other_load": {"value": 0.4, "unit": "cores"},
-    "other_share": {"value": 0.0, "unit": "fraction"},
+    "cpu_wait": {"value": 0.0, "unit": "fraction"},
 }
 PARTS = {"goal": GOAL, "input": INPUT, "disturbance": DISTURBANCE}
 
