@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
-import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar
@@ -19,6 +18,7 @@ import torch.distributed as dist
 
 from accel._tensors import joined
 from accel._wait import SLICE
+from accel._waiters import Waiters
 from accel.errors import BackendError
 from accel.transport import Handle, Transport
 
@@ -70,37 +70,6 @@ class C10dHandle(Handle):
         return self._finished or bool(self._work.is_completed())
 
 
-class ThreadedHandle(Handle):
-    """A send or receive on a blocking fabric, waited for on a thread of its own.
-
-    A gloo receive whose wait times out is lost and takes the connection with it, so its wait cannot be sliced as that
-    of the other operations can (seen with torch 2.13).
-    """
-
-    def __init__(self, work: Any) -> None:
-        self._work = work
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="accel-p2p", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self._work.wait()
-        except RuntimeError as error:
-            self._error = error
-
-    def wait(self, timeout: float | None = None) -> bool:
-        self._thread.join(timeout)
-        if self._thread.is_alive():
-            return False
-        if self._error is not None:
-            raise self._error
-        return True
-
-    def done(self) -> bool:
-        return not self._thread.is_alive()
-
-
 class C10dTransport(Transport):
     """Tensor operations through torch.distributed's default process group, made here or found."""
 
@@ -113,6 +82,7 @@ class C10dTransport(Transport):
         self._created = False
         self._groups: list[Any] = []
         self._world: Any = None
+        self._waiters: Waiters | None = None  # for sends and receives, from the first one on
 
     def init(self, store: Any, rank: int, world_size: int, timeout: float, device: torch.device) -> None:
         self._device = device
@@ -135,10 +105,14 @@ class C10dTransport(Transport):
             atexit.register(self._keep)
 
     def all_reduce(self, tensors: Sequence[torch.Tensor], op: str, group: Any) -> Handle:
+        """The process group's own call. What `dist.all_reduce` does around it costs as much as accel's own checks
+        (torch 2.13), and is made for what never comes here: complex tensors, groups that lack this rank.
+        """
+        process_group = self._world if group is None else group
         if len(tensors) == 1:
-            return C10dHandle(self._all_reduce(tensors[0], op, group), self.blocks)
+            return C10dHandle(process_group.allreduce(tensors, _REDUCE_OPTIONS[op]), self.blocks)
         flat, unpack = joined(tensors)
-        return C10dHandle(self._all_reduce(flat, op, group), self.blocks, unpack)
+        return C10dHandle(process_group.allreduce([flat], _REDUCE_OPTIONS[op]), self.blocks, unpack)
 
     def all_gather(self, out: torch.Tensor, tensor: torch.Tensor, group: Any) -> Handle:
         return self._handle(all_gather_single(out, tensor.unsqueeze(0), group, async_op=True))
@@ -176,6 +150,9 @@ class C10dTransport(Transport):
         """Leave what was created here; a process group that the user had initialised stays."""
         atexit.unregister(self._keep)
         self._world = None
+        if self._waiters is not None:
+            self._waiters.close()
+            self._waiters = None
         created, self._groups = self._groups, []
         if self._created:
             self._created = False
@@ -202,17 +179,15 @@ class C10dTransport(Transport):
                 f"{self._device.type!r}; accel needs {ours}: initialise it so, or leave it to accel.init"
             )
 
-    def _all_reduce(self, tensor: torch.Tensor, op: str, group: Any) -> Any:
-        """The process group's own call. What `dist.all_reduce` does around it costs as much as accel's own checks
-        (torch 2.13), and is made for what never comes here: complex tensors, groups that lack this rank.
-        """
-        return (self._world if group is None else group).allreduce([tensor], _REDUCE_OPTIONS[op])
-
     def _handle(self, work: Any) -> Handle:
         return C10dHandle(work, self.blocks)
 
     def _point_to_point(self, work: Any) -> Handle:
-        return ThreadedHandle(work) if self.blocks else C10dHandle(work, False)
+        if not self.blocks:
+            return C10dHandle(work, False)
+        if self._waiters is None:
+            self._waiters = Waiters()
+        return self._waiters.handle(work)
 
     def _keep(self) -> None:
         """Keep gloo's groups from ever being destroyed: their destructor joins worker threads, and a thread in an

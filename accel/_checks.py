@@ -22,6 +22,7 @@ from torch.distributed.distributed_c10d import Store
 
 from accel._history import History
 from accel._signature import Signature, parse
+from accel._timeout import left
 from accel._wait import poll
 from accel._words import differ, named
 from accel.errors import CollectiveError, CollectiveMismatch, CollectiveTimeout
@@ -54,16 +55,17 @@ class Checker:
         self._known: dict[Signature, int] = {}  # signatures that have passed -> their digest
         self._number = 0
         self._published: list[int] = []  # numbers of our words in the store, oldest first
-        self._answered: set[int] = set()  # numbers that the watcher was asked about: someone compares there
+        self.answered: set[int] = set()  # numbers that the watcher was asked about: someone compares there
         self._lock = threading.Lock()  # of the two below
         self._raised = 0  # the latest number that this rank raised a mismatch for
         self._poison: tuple[int, str] | None = None  # a mismatch that another rank found and this one has not raised
 
-    def begin(self, signature: Signature, limit: float) -> int:
-        """Number the next collective, and compare it with the others' where needed.
+    def begin(self, signature: Signature, end: float, recorded: Callable[[int], None]) -> int:
+        """Number the next collective, and compare it with the others' where needed, which may take long: `recorded` is
+        called with the number before.
 
-        Raises `CollectiveMismatch` when ranks differ, `CollectiveTimeout` when some did not come within `limit`
-        seconds, and `CollectiveError` when an earlier failure left the group unusable.
+        Raises `CollectiveMismatch` when ranks differ, `CollectiveTimeout` when some did not come before the time `end`
+        of `time.monotonic`, and `CollectiveError` when an earlier failure left the group unusable.
         """
         if self._poison is not None:
             self.check_poison()
@@ -74,10 +76,15 @@ class Checker:
             return number
         digest = self._known.get(signature)
         if digest is None or self._mode == "every":
-            self._compare_first(number, signature, limit)
-            digest = self._known[signature] = signature.digest() if digest is None else digest
-        self.history.add(number, signature, digest)
+            recorded(number)
+            self._compare_first(number, signature, left(end))
+            self._known[signature] = signature.digest() if digest is None else digest
         return number
+
+    def passed(self, number: int, signature: Signature) -> None:
+        """Collective `number` goes to the fabric, or has just gone: from now on the watcher answers for it."""
+        if self._mode != "off":
+            self.history.add(number, signature, self._known[signature])
 
     @property
     def compares(self) -> bool:
@@ -101,11 +108,10 @@ class Checker:
         if len(_sides(self._views(number))) > 1:
             self._compare(number, limit, sent=True)
 
-    def settle(self, number: int, signature: Signature, limit: float) -> None:
-        """Called when collective `number` is over: where somebody asked about it, its result may be scratch."""
-        if number in self._answered:
-            self.look(number, signature, limit)
-            self._answered.discard(number)
+    def settle(self, number: int, signature: Signature, end: float) -> None:
+        """Called when collective `number`, which somebody asked about, is over: its result may be scratch."""
+        self.look(number, signature, left(end))
+        self.answered.discard(number)
 
     def absent(self, number: int) -> list[int]:
         """The ranks that have given no sign of being in collective `number`."""
@@ -142,7 +148,7 @@ class Checker:
             return False
         signature = self.history.signature(number)
         if signature is not None:
-            self._answered.add(number)
+            self.answered.add(number)
             self._publish(store, number, signature, sent=True)
         return True
 

@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -37,18 +37,18 @@ _inside: dict[str, bool] = {}  # file name of code -> whether it is accel's or t
 class Entry:
     """One collective of this rank. Times are seconds since 1970; `end` is None while it is not over."""
 
-    __slots__ = ("end", "failed", "file", "group", "line", "number", "sequence", "signature", "start")
+    __slots__ = ("_code", "_place", "end", "failed", "group", "number", "sequence", "signature", "start")
 
     def __init__(
-        self, sequence: int, group: str, number: int, signature: Signature, file: str, line: int, start: float
+        self, sequence: int, group: str, number: int, signature: Signature, code: CodeType | None, place: int
     ) -> None:
         self.sequence = sequence
         self.group = group
         self.number = number  # in its group, alike on all ranks; 0 where its group does not count
         self.signature = signature
-        self.file = file  # of the user's code that called it
-        self.line = line
-        self.start = start
+        self._code = code  # of the user, who called it; None: unknown
+        self._place = place  # of the instruction; which line that is takes longer to find out than all the rest
+        self.start = time.time()
         self.end: float | None = None
         self.failed = ""  # the error's type name, where it ended in one
 
@@ -61,8 +61,15 @@ class Entry:
         return f"{self.signature}{number} of group {self.group!r} at {self.site}"
 
     @property
+    def file(self) -> str:
+        """The file of the user's code that called it."""
+        return "?" if self._code is None else self._code.co_filename
+
+    @property
     def site(self) -> str:
-        return f"{self.file}:{self.line}"
+        """`file:line` of that call."""
+        lines = [] if self._code is None else self._code.co_lines()
+        return f"{self.file}:{next((line or 0 for low, high, line in lines if low <= self._place < high), 0)}"
 
     def to_plain(self) -> dict[str, Any]:
         signature = self.signature
@@ -99,9 +106,11 @@ class Recorder:
         self._reasons: list[str] = []
         self._writing = threading.Lock()
 
-    def open(self, group: str, number: int, signature: Signature) -> Entry:
-        """A new entry, with the line of the user's code that the call came from."""
-        frame: FrameType | None = sys._getframe(1)
+    def open(self, group: str, number: int, signature: Signature, inner: int = 1) -> Entry:
+        """A new entry, with the place in the user's code that the call came from. `inner`: how many callers are
+        accel's own for sure; each frame that need not be looked at saves time.
+        """
+        frame: FrameType | None = sys._getframe(inner)
         while frame is not None:
             name = frame.f_code.co_filename
             inside = _inside.get(name)
@@ -110,9 +119,9 @@ class Recorder:
             if not inside:
                 break
             frame = frame.f_back
-        file, line = ("?", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
         made = self._made = self._made + 1
-        entry = Entry(made, group, number, signature, file, line, time.time())
+        code, place = (None, 0) if frame is None else (frame.f_code, frame.f_lasti)
+        entry = Entry(made, group, number, signature, code, place)
         self._ring[made % self._capacity] = entry
         self.latest = entry
         return entry

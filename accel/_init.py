@@ -22,8 +22,8 @@ from accel._window import checked_accumulate
 from accel.backend import Backend
 from accel.collective import Collective
 from accel.control import ControlPlane
-from accel.errors import ArgumentError
-from accel.precision import LossScale, checked_policy
+from accel.errors import ArgumentError, UnsupportedError
+from accel.precision import GREATEST_SCALE, LEAST_SCALE, LossScale, checked_policy
 from accel.scaler import Scaler
 from accel.session import Session
 
@@ -64,17 +64,21 @@ def init(
         raise ArgumentError(f"check={check!r}: expected one of {', '.join(CHECKS)}")
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63):
         raise ArgumentError(f"seed={seed!r}: expected an integer from 0, or None to leave the generators alone")
-    observer = _observer.current
+    observer = _observer.current.get()
     if observer is not None and observer.seed is not None:
         seed = observer.seed
     if not isinstance(loss_scale, LossScale):
         loss_scale = _positive("loss_scale", loss_scale, infinite=False)
+        if loss_scale is not None and not LEAST_SCALE <= loss_scale <= GREATEST_SCALE:
+            raise ArgumentError(f"loss_scale={loss_scale!r}: expected from 2**-126 to 2**127, as fp32 holds it")
     for line in _env.unknown_settings():
         log.warning("%s", line)
     launched = rendezvous.read()
     chosen = registry.get_backend(backend, timeout=seconds)
     place = chosen.transport.place(launched)
     chosen.capabilities().require(f"precision.{policy}")
+    if policy == "fp16" and chosen.kind == "lazy":
+        raise UnsupportedError(LAZY_FP16.format(chosen.name))
     if place.world_size > 1:
         chosen.capabilities().require("collective.processes")
     control = ControlPlane(
@@ -125,6 +129,12 @@ def init(
         timeout=seconds,
     )
     return Session(begun) if observer is None else observer.session(begun)
+
+
+LAZY_FP16 = (
+    "precision='fp16' is unsupported on backend {!r}: it is a lazy device, and loss scaling reads a flag on the host, "
+    "which would cut the step's graph in its middle; use 'bf16', which needs no loss scaling"
+)
 
 
 def _compare_settings(control: ControlPlane, timeout: float, check: str) -> None:

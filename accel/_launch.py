@@ -5,60 +5,31 @@ Owns what is in flight and whether the fabric is still usable. `accel.collective
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from datetime import timedelta
 from functools import partial
 from typing import Any
 
 import torch
 
 from accel._buckets import buckets
-from accel._checks import Checker
+from accel._call import Call, CallWatch, Group
 from accel._flight import Entry
 from accel._lowering import Plan
 from accel._signature import Signature
 from accel._tensors import dense, flat, joined, write_back
-from accel._timeout import countdown, seconds
-from accel._wait import CLOSED, HandleSet, poll, translated
+from accel._timeout import seconds
+from accel._wait import CLOSED, HandleSet, translated
 from accel._words import named
 from accel._work import Work
 from accel.control import ControlPlane
 from accel.device import Device
-from accel.errors import CollectiveError, CollectiveTimeout
+from accel.errors import CollectiveError
 from accel.transport import Handle, Transport
 
 Start = Callable[
     [], tuple[Handle, Callable[[], Any]]
 ]  # sends; gives the handle and what makes the result once it has come
-
-
-@dataclass(eq=False)
-class Group:
-    """Some ranks of the job, as `new_group` returns them. `ranks` are global and ascending."""
-
-    name: str
-    ranks: tuple[int, ...]
-    handle: Any = None  # what the transport calls it; None for all ranks
-    checker: Checker | None = None
-
-    @property
-    def size(self) -> int:
-        return len(self.ranks)
-
-    def contains(self, rank: int) -> bool:
-        return rank in self.ranks
-
-
-@dataclass
-class Call:
-    """One operation: what all ranks must agree on, what it touches, and how its caller wants to wait."""
-
-    signature: Signature
-    tensors: Sequence[torch.Tensor]
-    group: Group
-    async_op: bool
-    timeout: float | timedelta | None
 
 
 class Launcher:
@@ -76,39 +47,43 @@ class Launcher:
     def run(self, call: Call, start: Start, alone: Callable[[], Any]) -> Work:
         """Check, send, and wait unless the call is asynchronous. `alone`: the result where there is nothing to send."""
         limit = self.timeout if call.timeout is None else seconds(call.timeout)
-        left = countdown(limit)
-        self.require_joined()
+        end = time.monotonic() + limit
+        if not self.joined:
+            self.require_joined()
         if self._pending:
             self.drain(call.tensors)
         watch = CallWatch(self, call)
         checker = call.group.checker
         if checker is not None:
-            watch.begin(checker, left)
+            watch.begin(checker, end, early=not self.transport.queues)
         if len(call.group.ranks) == 1 or not any(map(torch.Tensor.numel, call.tensors)):
             result = alone()
+            watch.sent()
             watch.over("")
             return Work(None, lambda: result, call.tensors, watch, limit)
         try:
             handle, finish = start()
         except RuntimeError:  # no context manager where nothing fails: each costs as much as a small reduction's launch
+            watch.sent()
             try:
                 with translated(watch.describe, watch.last_words, watch.fault):
                     raise
             except CollectiveError as known:
                 watch.over(type(known).__name__)
                 raise
+        watch.sent()  # where a launch cannot be held up, this is done while the fabric works
         work = Work(handle, finish, call.tensors, watch, limit)
         if call.async_op:
             self._pending.append(work)
         else:
-            work.complete(left())
+            work.complete(end)
         return work
 
     def reduce_gradients(self, group: Group, signature: Signature) -> Entry:
         """The entry of a reduction that the fabric is about to run inside backward, compared like any other call."""
         watch = CallWatch(self, Call(signature, (), group, False, None))
         if group.checker is not None:
-            watch.begin(group.checker, countdown(self.timeout))
+            watch.begin(group.checker, time.monotonic() + self.timeout, early=True)
         assert watch.entry is not None  # a gradient reduction has several ranks
         return watch.entry
 
@@ -119,7 +94,9 @@ class Launcher:
 
         `plans` are those of `call.tensors`; tensors of one dtype have the same.
         """
-        if self.transport.fuses and len(plans) > 1:
+        if len(plans) == 1:
+            return partial(_alone, plans[0], call, send, result)
+        if self.transport.fuses:
             return partial(self._listed, plans, call, send, result)
 
         def start() -> tuple[Handle, Callable[[], Any]]:
@@ -134,7 +111,7 @@ class Launcher:
                     values = decoded(plan, wire, call.group.size)
                     if len(targets) > 1:
                         write_back(values, targets)
-                    elif values is not targets[0]:
+                    elif values is not targets[0]:  # alone in its bucket
                         targets[0].copy_(values)
                 return result
 
@@ -184,17 +161,24 @@ class Launcher:
             else:
                 self._pending.append(work)
 
-    def fault(self, error: RuntimeError) -> str | None:
-        """What the fabric's error means, and which ranks give no sign of life; None where it is not the fabric's."""
+    def fault(self, error: RuntimeError, ranks: Sequence[int] | None = None) -> str | None:
+        """What the fabric's error means, and which of `ranks` (None: all) have left or give no sign of life; None where
+        it is not the fabric's.
+        """
+        control = self.control
         meaning = self.transport.fault(error)
         if meaning is not None:
-            absent = self.control.no_sign_of()
+            absent = control.no_sign_of()
         elif any(word in str(error) for word in CLOSED):  # at once, before anybody can have missed a sign of life
-            absent = self.control.soon_silent()
-            meaning = str(error).strip().partition("\n")[0] if absent else None
+            meaning = str(error).strip().partition("\n")[0]
+            left = control.soon_gone(range(control.world_size) if ranks is None else ranks)
+            if left:
+                return f"{meaning}; {named(left)} closed its session or ended{control.last_seen(left)}"
+            absent = control.silent()
+            meaning = meaning if absent else None
         else:
             return None
-        return f"{meaning}; no sign of {named(absent)}{self.control.last_seen(absent)}" if absent else meaning
+        return f"{meaning}; no sign of {named(absent)}{control.last_seen(absent)}" if absent else meaning
 
     def require_joined(self) -> None:
         if self.control.world_size > 1 and not self.joined:
@@ -224,90 +208,25 @@ class Launcher:
                 self.transport.destroy()
 
 
-class CallWatch:
-    """What the wait of one call asks: look around while it is slow, and what to say when it fails."""
+def _alone(
+    plan: Plan, call: Call, send: Callable[[list[torch.Tensor], str], Handle], result: Any
+) -> tuple[Handle, Callable[[], Any]]:
+    """`Launcher.fused` of one tensor."""
+    t = call.tensors[0]
+    target = t.detach() if t.requires_grad else t
+    wire = encoded(plan, target) if plan.encode else dense(target)
 
-    def __init__(self, launcher: Launcher, call: Call) -> None:
-        self.number = 0  # of the call in its group; 0 where it is not compared between ranks
-        self.entry: Entry | None = None  # in the flight recorder
-        self._launcher = launcher
-        self._call = call
+    def finish() -> Any:
+        values = decoded(plan, wire, call.group.size) if plan.decode else wire
+        if values is not target:
+            target.copy_(values)
+        return result
 
-    def begin(self, checker: Checker, left: Callable[[], float]) -> None:
-        """Make the recorder's entry, and compare the call with the other ranks' where that is needed."""
-        control, call = self._launcher.control, self._call
-        numbered = call.signature.kind not in ("send", "recv")
-        self.entry = control.recorder.open(call.group.name, checker.upcoming if numbered else 0, call.signature)
-        control.check_abort()
-        if numbered:
-            try:
-                self.number = checker.begin(call.signature, left())
-            except CollectiveError as error:
-                self.over(type(error).__name__)
-                raise
-
-    def check_abort(self) -> None:
-        self._launcher.control.check_abort()
-
-    def last_words(self) -> None:
-        self._launcher.control.last_words()
-        if self._call.group.checker is not None:
-            self._call.group.checker.check_poison()
-
-    def fault(self, error: RuntimeError) -> str | None:
-        return self._launcher.fault(error)
-
-    def slow(self, left: float) -> None:
-        self.check_abort()
-        checker = self._call.group.checker
-        if self.number and checker is not None:
-            checker.look(self.number, self._call.signature, left)
-            if checker.compares:
-                self._launcher.control.check_left(checker.ranks, checker.name, self.number, left)
-
-    def settled(self, left: float) -> None:
-        if self.number and self._call.group.checker is not None:
-            self._call.group.checker.settle(self.number, self._call.signature, left)
-
-    def over(self, failed: str) -> None:
-        if self.entry is not None:
-            self.entry.close(failed)
-
-    def timed_out(self, limit: float) -> CollectiveTimeout:
-        control, checker = self._launcher.control, self._call.group.checker
-        absent = checker.absent(self.number) if checker is not None and self.number else control.silent()
-        text = f"{self.describe()} timed out after {limit:.3g} s"
-        if absent:
-            text += f": no sign of {named(absent)}{control.last_seen(absent)}"
-        return CollectiveTimeout(text + control.hung(text))
-
-    def left_hanging(self) -> None:
-        self._launcher.stuck = True
-
-    def describe(self) -> str:
-        control = self._launcher.control
-        return (
-            f"{self._call.signature} in group {self._call.group.name!r} on rank {control.rank} of {control.world_size}"
-        )
-
-    def synchronize(self, limit: float) -> None:
-        device = self._launcher.device
-        device.flush()
-        with translated(self.describe, self.last_words, self.fault):
-            if self._launcher.joined and not self._launcher.transport.blocks:
-                # The wait before only ordered streams: the operation itself may hang, and synchronize() with it.
-                event = device.event()
-                event.record()
-                if not poll(event.query, limit, self.check_abort):
-                    self.left_hanging()
-                    raise self.timed_out(limit)
-            device.synchronize()
+    return send([wire], plan.op), finish
 
 
 def bucketed(plans: Sequence[Plan], tensors: Sequence[torch.Tensor]) -> list[tuple[Plan, list[torch.Tensor]]]:
     """What is launched together, in order: tensors of one dtype, and the plan for it; without those that are empty."""
-    if len(tensors) == 1:
-        return [(plans[0], [tensors[0].detach()])]
     kinds: dict[torch.dtype, tuple[Plan, list[torch.Tensor]]] = {}
     for plan, t in zip(plans, tensors, strict=True):
         if t.numel():

@@ -1,10 +1,12 @@
 """Who watches the sessions of this process: nobody, or a recorder such as `accel parity record`.
 
-`accel.init` asks once, when it makes a session; a session that nobody watches runs none of a watcher's code.
+`accel.init` asks once, when it makes a session; a session that nobody watches runs none of a watcher's code. Ranks may
+be threads of one process, and each has a watcher of its own.
 """
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -21,4 +23,4 @@ class Observer(Protocol):
         """The session to give to the script."""
 
 
-current: Observer | None = None
+current: ContextVar[Observer | None] = ContextVar("observer", default=None)

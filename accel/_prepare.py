@@ -94,6 +94,9 @@ def place(
     first: dict[int, nn.Parameter] = {}
     for name, old in before.items():
         new = first.setdefault(id(old), model.get_parameter(name))
+        if new is not old and old.requires_grad:  # the user's gradient hooks, in the same dict, so that handles hold
+            new._backward_hooks = old._backward_hooks
+            new._post_accumulate_grad_hooks = old._post_accumulate_grad_hooks
         if model.get_parameter(name) is not new:
             owner, _, leaf = name.rpartition(".")
             setattr(model.get_submodule(owner), leaf, new)

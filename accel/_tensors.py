@@ -45,19 +45,6 @@ def check_in_place(tensor: torch.Tensor, what: str) -> None:
             span = stride * (size - 1) + span
 
 
-def check_targets(values: Sequence[object], device: torch.device, what: str) -> None:
-    """`check_tensor` and `check_in_place` of each. Most pass every check at a glance, and there may be hundreds."""
-    for value in values:
-        if not (
-            isinstance(value, torch.Tensor)
-            and value.layout is torch.strided
-            and value.device == device
-            and value.is_contiguous()
-            and not value.requires_grad
-        ):
-            check_in_place(check_tensor(value, device, what), what)
-
-
 def check_rows(tensor: torch.Tensor, parts: int, what: str) -> None:
     """Refuse a tensor whose first dimension cannot be dealt out to `parts` ranks."""
     if tensor.dim() == 0 or tensor.shape[0] % parts:

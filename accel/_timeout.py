@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from datetime import timedelta
 
 from accel.errors import ArgumentError
@@ -18,7 +17,6 @@ def seconds(value: float | timedelta, name: str = "timeout") -> float:
     return float(number)
 
 
-def countdown(limit: float) -> Callable[[], float]:
-    """A function that gives the seconds left of `limit`, never below a millisecond."""
-    end = time.monotonic() + limit
-    return lambda: max(end - time.monotonic(), 0.001)
+def left(end: float) -> float:
+    """Seconds until the time `end` of `time.monotonic`, never below a millisecond."""
+    return max(end - time.monotonic(), 0.001)

@@ -32,8 +32,10 @@ class Watch(Protocol):
     def timed_out(self, limit: float) -> CollectiveTimeout:
         """The error for a wait that took `limit` seconds in vain."""
 
-    def settled(self, left: float) -> None:
-        """The fabric has finished; raises where other ranks meant something else by it."""
+    def settled(self, end: float) -> None:
+        """The fabric has finished; raises where other ranks meant something else by it, which they are asked until
+        the time `end` of `time.monotonic`.
+        """
 
     def over(self, failed: str) -> None:
         """The operation has ended, in the error named `failed` or, where that is empty, well."""
@@ -51,6 +53,8 @@ class Watch(Protocol):
 
 class Work:
     """A collective in flight. `handle` None: it was over before it began (world size 1, or nothing to send)."""
+
+    __slots__ = ("_error", "_finish", "_handle", "_limit", "_over", "_result", "_watch", "tensors")
 
     def __init__(
         self,
@@ -79,19 +83,19 @@ class Work:
         """
         limit = self._limit if timeout is None else seconds(timeout)
         if not self._over:
-            self._complete(limit, limit)
+            self._complete(time.monotonic() + limit, limit)
         if host:
             self._watch.synchronize(limit)
 
-    def complete(self, left: float) -> None:
-        """As `wait`, for a call that has used up all but `left` seconds of its limit already."""
+    def complete(self, end: float) -> None:
+        """As `wait`, for a call that has until the time `end` of `time.monotonic`, having used a part of its limit."""
         if not self._over:
-            self._complete(left, self._limit)
+            self._complete(end, self._limit)
 
     def result(self) -> Any:
         """Wait, then return the result: the input tensor itself for in-place operations, else a new tensor."""
         if not self._over:
-            self._complete(self._limit, self._limit)
+            self._complete(time.monotonic() + self._limit, self._limit)
         return self._result
 
     def done(self) -> bool:
@@ -103,17 +107,16 @@ class Work:
         """Whether a wait has raised an error that will not pass."""
         return self._error is not None
 
-    def _complete(self, left: float, limit: float) -> None:
-        """Wait for up to `left` seconds of `limit`, the number that an error names."""
+    def _complete(self, end: float, limit: float) -> None:
+        """Wait until the time `end`; `limit` is the number of seconds that an error names."""
         if self._error is not None:
             raise self._error
         try:
             handle = self._handle
             if handle is not None:
-                end = time.monotonic() + left
-                if not handle.wait(min(SLICE, left)):
+                if not handle.wait(min(SLICE, max(end - time.monotonic(), 0.0))):
                     self._await(handle, end, limit)
-                self._watch.settled(left)
+                self._watch.settled(end)
             self._result = self._finish()
         except RuntimeError as raised:
             try:

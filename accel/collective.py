@@ -16,9 +16,10 @@ from typing import Any
 import torch
 
 from accel._arguments import Arguments
+from accel._call import Call, Group
 from accel._checks import MODES, Checker
 from accel._flight import Entry
-from accel._launch import Call, Group, Launcher, decoded, encoded, fused_broadcast
+from accel._launch import Launcher, decoded, encoded, fused_broadcast
 from accel._lowering import Plan
 from accel._signature import Signature
 from accel._tensors import check_in_place, check_rows
@@ -31,6 +32,7 @@ from accel.errors import ArgumentError, TensorError
 from accel.transport import Handle, Transport
 
 Time = float | timedelta | None
+_PREPARED = 1000  # reductions whose signature and plan are kept, since most calls are made again and again
 
 
 class Collective:
@@ -62,6 +64,7 @@ class Collective:
         self._check = check
         self._launcher = Launcher(transport, device, control, self.timeout)
         self._made = 0
+        self._prepared: dict[tuple[str, str, torch.dtype, torch.Size], tuple[Signature, list[Plan]]] = {}
         self._args = Arguments(transport, device, self._group("world", tuple(range(self.world_size)), None), self.rank)
 
     @classmethod
@@ -273,9 +276,19 @@ class Collective:
     ) -> Work:
         members = self._args.member(group)
         dtypes = self._args.targets(tensors, kind)
-        planned = {dtype: self._args.reduction(op, dtype, kind) for dtype in dict.fromkeys(dtypes)}
-        plans = [planned[dtype] for dtype in dtypes]
-        signature = Signature(kind, op, dtypes, tuple([t.shape for t in tensors]))
+        if len(tensors) == 1 and isinstance(op, str):
+            of = kind, op, dtypes[0], tensors[0].shape
+            prepared = self._prepared.get(of)
+            if prepared is None:
+                plans = [self._args.reduction(op, dtypes[0], kind)]
+                if len(self._prepared) == _PREPARED:
+                    self._prepared.clear()
+                prepared = self._prepared[of] = Signature(kind, op, dtypes, (tensors[0].shape,)), plans
+            signature, plans = prepared
+        else:
+            planned = {dtype: self._args.reduction(op, dtype, kind) for dtype in dict.fromkeys(dtypes)}
+            plans = [planned[dtype] for dtype in dtypes]
+            signature = Signature(kind, op, dtypes, tuple([t.shape for t in tensors]))
         call = Call(signature, tensors, members, async_op, timeout)
 
         def send(wires: list[torch.Tensor], wire_op: str) -> Handle:
@@ -307,7 +320,7 @@ class Collective:
         return Call(Signature(kind, "", (t.dtype,), (t.shape,), root), [t], members, async_op, timeout), plan
 
     def _group(self, name: str, ranks: tuple[int, ...], handle: Any) -> Group:
-        group = Group(name, ranks, handle)
+        group = Group(name, ranks, handle, owner=self)
         if len(ranks) > 1 and self.rank in ranks:
             group.checker = Checker(
                 self._control, name, ranks, self._check, lambda begun: self._take_part(group, begun)
@@ -326,7 +339,7 @@ class Collective:
             torch.zeros(shape, dtype=dtype, device=device)
             for dtype, shape in zip(begun.dtypes, begun.shapes, strict=True)
         ]
-        unchecked = Group(group.name, group.ranks, group.handle)
+        unchecked = Group(group.name, group.ranks, group.handle, owner=self)
         many = begun.kind.endswith("_coalesced")
         given: dict[str, Any] = {"op": begun.op} if begun.op else {"src": begun.root} if begun.root >= 0 else {}
         getattr(self, begun.kind)(scratch if many else scratch[0], group=unchecked, **given)

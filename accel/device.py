@@ -26,6 +26,14 @@ class DeviceProperties(NamedTuple):
     extra: dict[str, str]  # vendor details for the record, such as driver version or instruction set
 
 
+class Disturbance(NamedTuple):
+    """Signs that a device is not at full clock, or not one process's own; None where it is not told."""
+
+    throttled: tuple[str, ...] | None  # for what its clock is held down now, or was since the previous question
+    processes: int | None  # all that use it, the one that asks among them
+    reasons: dict[str, str]  # why a field is None, by its name
+
+
 class Device(ABC):
     """The devices of one backend, as seen from this process."""
 
@@ -121,6 +129,12 @@ class Device(ABC):
         them, which the cell `device.energy` of the capability table explains.
         """
         return None
+
+    def disturbance(self, index: int | None = None) -> Disturbance:
+        """What keeps device `index` (default: current) from giving one process all it has, at this moment."""
+        self.checked(index)
+        why = f"nothing that accel can ask tells it of device type {self.type!r}"
+        return Disturbance(None, None, {"throttled": why, "processes": why})
 
     def graphed(self, module: nn.Module, sample: torch.Tensor, autocast_dtype: torch.dtype | None) -> nn.Module:
         """`module` with its forward and backward recorded once for inputs like `sample` and replayed from then on.

@@ -104,6 +104,10 @@ class CompileError(AccelError, RuntimeError):
     """
 
 
+class ClockError(AccelError, ValueError):
+    """A clock stood still or went backwards around work that was timed, so there is no figure."""
+
+
 class RecordError(AccelError, ValueError):
     """A benchmark record is truncated, foreign, from a future schema, or cannot be compared."""
 

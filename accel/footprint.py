@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from types import TracebackType
 from typing import Any
 
@@ -98,10 +99,11 @@ class Recorder(Tracker):
     def course(self) -> Course:
         """What was recorded."""
         kinds = [self._kinds.get(number) or self._by_birth(number) for number in range(len(self.sizes))]
+        events = _ordered(self._events)
         return Course(
-            numbers=np.array([number for number, _, _ in self._events], dtype=np.int64),
-            deltas=np.array([size for _, size, _ in self._events], dtype=np.int64),
-            phases=tuple(phase for _, _, phase in self._events),
+            numbers=np.array([number for number, _, _ in events], dtype=np.int64),
+            deltas=np.array([size for _, size, _ in events], dtype=np.int64),
+            phases=tuple(phase for _, _, phase in events),
             sizes=np.array(self.sizes, dtype=np.int64),
             kinds=tuple(kinds),
             early=frozenset(self.early),
@@ -158,6 +160,17 @@ class Recorder(Tracker):
         phase = self._phase()
         self._made.setdefault(number, phase)
         self._events.append((number, size, phase))
+
+
+def _ordered(events: list[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
+    """Storages that end one after the other end in the order of their numbers: autocast drops its casts in the order of
+    addresses, which would make two courses of one step different.
+    """
+    ordered: list[tuple[int, int, str]] = []
+    for (ends, _), group in groupby(events, key=lambda event: (event[1] < 0, event[2])):
+        run = list(group)
+        ordered += sorted(run) if ends else run
+    return ordered
 
 
 def _state(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

@@ -8,6 +8,7 @@ behind.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
@@ -30,6 +31,8 @@ class Numerics(ABC):
 
     # What torch.use_deterministic_algorithms does not make repeatable here, for the record.
     not_deterministic: str = "unknown: the backend does not say what it leaves out"
+    # Variables of the vendor's that determinism needs, with the values that give it; a user's own value is kept.
+    deterministic_values: ClassVar[dict[str, tuple[str, ...]]] = {}
 
     def __init__(self) -> None:
         self._found: Any = None  # the values before `apply`, as `snapshot` gave them
@@ -60,6 +63,17 @@ class Numerics(ABC):
     def deterministic(self) -> bool:
         """Whether `apply` asked for deterministic algorithms."""
         return self._choice is not None and self._choice[1]
+
+    def determinism(self) -> str | None:
+        """What is not made repeatable although `apply` was asked for it; None where it was not asked."""
+        if not self.deterministic:
+            return None
+        kept = (
+            f"{name}={os.environ.get(name)} as the user set it, which is not deterministic: use {' or '.join(good)}"
+            for name, good in self.deterministic_values.items()
+            if os.environ.get(name) not in good
+        )
+        return "; ".join([*kept, self.not_deterministic])
 
     def restore(self) -> None:
         """Put back every switch as `apply` found it; harmless when nothing was applied.

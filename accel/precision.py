@@ -27,6 +27,8 @@ from accel.numerics import Numerics
 log = logging.getLogger("accel")
 
 _SHORT = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+# The scale is an fp32 number on the device, and so is its reciprocal: beyond these one of them is 0 or inf (T16).
+LEAST_SCALE, GREATEST_SCALE = 2.0**-126, 2.0**127
 POLICIES = ("fp32", "tf32", "bf16", "fp16")
 
 
@@ -47,11 +49,11 @@ class LossScale:
 
     def __post_init__(self) -> None:
         checks = (
-            ("init", self.init, self.init >= self.floor, f"a number from floor={self.floor}"),
+            ("floor", self.floor, self.floor >= LEAST_SCALE, "a number from 2**-126, whose reciprocal fp32 holds"),
+            ("init", self.init, self.floor <= self.init <= GREATEST_SCALE, f"from floor={self.floor} to 2**127"),
             ("growth", self.growth, self.growth >= 1, "a number from 1"),
             ("backoff", self.backoff, 0 < self.backoff < 1, "a number between 0 and 1"),
             ("interval", self.interval, self.interval >= 1, "an integer from 1"),
-            ("floor", self.floor, self.floor > 0, "a number above 0"),
             ("max_skips", self.max_skips, self.max_skips >= 1, "an integer from 1"),
         )
         for name, value, good, expected in checks:
@@ -112,7 +114,7 @@ class Precision:
             "autocast": None if dtype is None else str(dtype).removeprefix("torch."),
             "arithmetic": self.arithmetic(),
             "loss_scaling": self.loss_scaling,
-            "determinism": self._numerics.not_deterministic if self._numerics.deterministic else None,
+            "determinism": self._numerics.determinism(),
             "changed": self._changed(switches),
             "switches": switches,
         }

@@ -7,14 +7,13 @@ copy of the scale on the device multiplies the loss. fp32, tf32 and bf16 need no
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from accel.errors import CheckpointError, LossScaleError
-from accel.precision import LossScale
+from accel.precision import GREATEST_SCALE, LossScale
 
 log = logging.getLogger("accel")
 
@@ -70,7 +69,7 @@ class Scaler:
         if self._good >= self.config.interval:
             self._good = 0
             grown = self._scale * self.config.growth
-            if grown <= torch.finfo(torch.float32).max:  # the scale never becomes inf (T16)
+            if grown <= GREATEST_SCALE:  # the scale never becomes inf (T16)
                 self._set(grown)
 
     def check_skips(self, named: Iterable[tuple[str, torch.Tensor]], step: int, rank: int) -> None:
@@ -145,10 +144,8 @@ class Scaler:
             scale = float(state["scale"])
         except (TypeError, ValueError):
             raise CheckpointError(f"the saved loss scale {state['scale']!r} is not a number") from None
-        if not math.isfinite(scale) or scale < self.config.floor:
-            raise CheckpointError(
-                f"the saved loss scale {scale!r} is not a finite number from floor={self.config.floor}"
-            )
+        if not self.config.floor <= scale <= GREATEST_SCALE:
+            raise CheckpointError(f"the saved loss scale {scale!r} is not from floor={self.config.floor} to 2**127")
         return {**state, "scale": scale, "dynamic": bool(state["dynamic"])}
 
     def _set(self, scale: float) -> None:

@@ -37,6 +37,7 @@ class Transport(ABC):
     """Tensor operations between the ranks of a group. `group` is what `new_group` returned, or None for all ranks."""
 
     blocks: ClassVar[bool] = True  # whether waiting blocks the host (gloo); False where it orders streams (nccl, hccl)
+    queues: ClassVar[bool] = False  # whether a launch returns at once whatever other ranks do, as gloo's
     fuses: ClassVar[bool] = False  # whether `all_reduce` of many tensors costs no copies, as where a graph fuses them
     name: str  # the fabric's name: "gloo", "nccl", "hccl", "xla"
     native_dtypes: frozenset[torch.dtype]  # carried as they are

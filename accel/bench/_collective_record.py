@@ -75,6 +75,7 @@ def plain(
             "warmup_calls": plan.warmup,
             "largest_asked_bytes": plan.largest,
             "seconds_a_row": plan.seconds,
+            "margin": bandwidth.MARGIN,
             "threads": session.threads.count,
             "threads_source": session.threads.source,
             "clock": clock,
@@ -111,7 +112,7 @@ def lines(data: dict[str, Any]) -> list[str]:
     )
     found = [
         f"# {where}; {data['protocol']['conventions']}",
-        f"{places} {'#wrong':>7}  time over a bare loop",
+        f"{places} {'#wrong':>7}  time over a bare loop: within {data['protocol']['margin']:.0%}?",
         f"# {'(B)':>11} {'(elements)':>11} {'':>10} {'':>8} {'':>5} {'(us)':>10} {'(GB/s)':>8} {'(GB/s)':>8}",
     ]
     operation = None
@@ -121,7 +122,7 @@ def lines(data: dict[str, Any]) -> list[str]:
             found.append(f"# {operation}")
         ratio = row["time_over_bare"]
         low, high = row["time_over_bare_low"], row["time_over_bare_high"]
-        bare = "" if ratio is None else f"{ratio:.3f} ({low:.3f} to {high:.3f})"
+        bare = "" if ratio is None else f"{ratio:.3f} ({low:.3f} to {high:.3f}) {row['verdict']}"
         found.append(
             f"  {row['size_bytes']:>11} {row['count_elements']:>11} {row['dtype']:>10} {row['reduction'] or 'none':>8} "
             f"{0 if operation == 'broadcast' else -1:>5} {row['time_us']:>10.1f} {row['algbw_gb_per_s']:>8.3f} "
@@ -223,6 +224,7 @@ def _row(row: Row, ranks: int) -> dict[str, Any]:
         "time_over_bare": None if ratio is None else round(ratio[0], 4),
         "time_over_bare_low": None if ratio is None else round(ratio[1], 4),
         "time_over_bare_high": None if ratio is None else round(ratio[2], 4),
+        "verdict": row.verdict(),
     }
 
 

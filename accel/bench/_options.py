@@ -25,18 +25,21 @@ class Options:
     warmup: int = 3  # untimed optimizer steps; extended while something compiles
     repeats: int = 3
     workers: int = 0  # data loading processes a rank
+    pin: bool | None = None  # batches in page-locked memory; None: where the backend has it
+    tune_input: bool = False  # try workers and pinning after the run
     lr: float | None = None  # peak of the schedule; None: 0.001 an image of an optimizer step
     seed: int = 0
     evaluate: bool = False  # accuracy on held-out data after the run
+    target: float | None = None  # accuracy to be reached; held-out data is evaluated after each epoch
     compile: bool = False  # torch.compile
     checkpoint: bool = False  # recompute activations in backward
     graphs: bool = False  # forward and backward recorded once and replayed (CUDA graphs)
 
     def __post_init__(self) -> None:
-        least = {"workers": 0, "seed": 0, "evaluate": 0, "compile": 0, "graphs": 0, "checkpoint": 0}
+        least = {"workers": 0, "seed": 0}
         for option in fields(self):
             value = getattr(self, option.name)
-            if isinstance(value, int) and value < least.get(option.name, 1):
+            if isinstance(value, int) and not isinstance(value, bool) and value < least.get(option.name, 1):
                 raise ArgumentError(f"{option.name} is {value}; expected at least {least.get(option.name, 1)}")
         if self.lr is not None and not 0 < self.lr < math.inf:
             raise ArgumentError(f"lr is {self.lr}; expected a positive number")
@@ -44,11 +47,15 @@ class Options:
             raise ArgumentError(f"model is {self.model!r}; expected one of {', '.join(MODELS)}")
         if self.steps is not None and self.epochs is not None:
             raise ArgumentError(f"steps is {self.steps} and epochs is {self.epochs}; give one of the two")
+        if self.target is not None and not 0 < self.target <= 1:
+            raise ArgumentError(f"target is {self.target}; expected an accuracy above 0 and up to 1, such as 0.759")
+        if self.target is not None and self.epochs is None and self.data != "synthetic":
+            raise ArgumentError(f"target is {self.target}, but not for how long to train at most; add --epochs")
         if self.graphs and (self.compile or self.accumulate > 1):
             raise ArgumentError(
                 "graphs are recorded for whole, uncompiled steps; give --cuda-graphs without --compile and --accumulate"
             )
-        if self.data == "synthetic" and (self.epochs is not None or self.evaluate):
+        if self.data == "synthetic" and (self.epochs is not None or self.evaluate or self.target is not None):
             raise ArgumentError(
                 "synthetic data has no epochs and nothing to evaluate; use --data digits or folder:PATH"
             )

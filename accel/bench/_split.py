@@ -6,9 +6,10 @@ do not overlap and a step takes longer than a timed one. A lazy device runs a st
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -118,18 +119,30 @@ class EnergyMeter:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._start: float | None = None
+        self._lost = False  # something was to be left out and could not be
 
     def start(self) -> None:
         """Begin, unless it has begun."""
         if self._start is None:
             self._start = self._session.backend.device.energy()
 
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """What is done inside does not count."""
+        before = self._session.backend.device.energy()
+        yield
+        after = self._session.backend.device.energy()
+        if self._start is not None:
+            self._lost = self._lost or before is None or after is None or after < before
+            self._start += 0.0 if before is None or after is None else after - before
+
     def stop(self, images: int) -> Figure:
         """Energy an image, for `images` on this rank; every rank must call it."""
         device = self._session.backend.device
         end = device.energy()
         # A counter that wrapped meanwhile tells nothing.
-        used = None if end is None or self._start is None or end < self._start else end - self._start
+        lost = self._lost or end is None or self._start is None or end < self._start
+        used = None if lost or end is None or self._start is None else end - self._start
         # Ranks that share a device, as on a host's CPUs, read one counter: it counts once.
         shared = device.identity() is None and self._session.local_rank > 0
         ranks = self._session.backend.collective.all_gather_object([0.0 if shared else used, images])
@@ -138,3 +151,23 @@ class EnergyMeter:
             cell = self._session.backend.capabilities().get("device.energy")
             return Figure(None, "J/image", reason=cell.why if cell else "the backend does not tell")
         return Figure(sum(joules) / sum(images for _, images in ranks), "J/image")
+
+
+class DataWaits:
+    """The share of the timed steps that ranks spent waiting for their loader."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._on = False
+
+    def start(self) -> None:
+        """Begin, unless it has begun."""
+        if not self._on:
+            self._on = True
+            self._session.lap()
+
+    def stop(self, seconds: float) -> Figure:
+        """The share on the rank that waited most, of `seconds` that this rank's steps took; every rank must call it."""
+        waited = self._session.lap().data_seconds
+        shares = self._session.backend.collective.all_gather_object(min(1.0, waited / seconds))
+        return Figure(max(shares), "fraction")

@@ -2,8 +2,9 @@
 
 Every timed step starts and ends on a synchronized device, with a lazy graph cut and run before the clock stops, so a
 step is never the time to launch it. What is not training (reading a loss, drawing progress) happens between steps with
-the clock stopped. Warm-up goes on until nothing was compiled in its last step on any rank; compilation is accounted
-apart. The device, the clock and the agreement between ranks are arguments: nothing here knows torch or a vendor.
+the clock stopped. Warm-up goes on until its last step compiled nothing and was not shorter than those before, on any
+rank; compilation is accounted apart. The device, the clock and the agreement between ranks are arguments: nothing here
+knows torch or a vendor.
 """
 
 from __future__ import annotations
@@ -15,8 +16,12 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from accel.errors import ClockError
+
 CLOCK = "time.perf_counter on each host; device synchronized before and after every timed step; slowest rank counts"
 MAX_EXTENSION = 50  # warm-up steps beyond those asked for; compilation that goes on longer is a fault of the run
+SETTLE = 10  # warm-up steps beyond those asked for and those that compile, for a step time that still falls
+STILL = 0.1  # by how much a step may be shorter than the shortest before it and the step time still be called still
 
 
 class TimedDevice(Protocol):
@@ -65,12 +70,14 @@ def measure(
     barrier: Callable[[], object] = lambda: None,
     any_rank: Callable[[bool], bool] = bool,
     between: Callable[[], object] = lambda: None,
+    settle: int = SETTLE,
     clock: Callable[[], float] = time.perf_counter,
 ) -> RankTiming:
     """Run `step`, which returns the images it trained on, and time it on this rank.
 
     `barrier` lets all ranks start a repeat together; `any_rank(flag)` is True on all ranks when the flag is True on
-    one; `between` runs after every step with the clock stopped.
+    one; `between` runs after every step with the clock stopped; `settle` is how many warm-up steps a step time that
+    still falls may add, 0 for a run whose number of steps is fixed.
     """
 
     def timed() -> tuple[float, int, bool]:
@@ -81,20 +88,38 @@ def measure(
         device.flush()
         device.synchronize()
         seconds = clock() - start
+        if seconds <= 0:
+            raise ClockError(
+                f"a step of {images} images took {seconds} s: the clock "
+                f"{'went backwards' if seconds < 0 else 'did not advance'} around it; run the benchmark again"
+            )
         between()
         return seconds, images, device.counters()["compiles"] != compiles
 
     result = RankTiming([], [], [], [], [])
-    moved = True
-    while len(result.warmup) < warmup or (moved and len(result.warmup) < warmup + MAX_EXTENSION):
+    moved = falling = True
+    settling = 0
+    while (
+        len(result.warmup) < warmup
+        or (moved and len(result.warmup) < warmup + MAX_EXTENSION)
+        or (not moved and falling and settling < settle)
+    ):
+        settling += len(result.warmup) >= warmup and not moved
         seconds, _, compiled = timed()
         result.warmup.append(seconds)
         if compiled:
             result.compiling.append(seconds)
-        moved = any_rank(compiled)
+        moved, falling = any_rank(compiled), any_rank(not still(result.warmup))
     if moved:
         result.warnings.append(
             f"something was still compiled after {len(result.warmup)} warm-up steps; times include it"
+        )
+    elif not still(result.warmup):
+        result.warnings.append(
+            f"the step time was not still after {len(result.warmup)} warm-up steps: the last took "
+            f"{result.warmup[-1]:.3g} s, the one before {result.warmup[-2]:.3g} s"
+            if len(result.warmup) > 1
+            else "one warm-up step does not show whether the step time is still; warm up for longer"
         )
 
     fallbacks = device.counters().get("fallbacks", 0)  # where they are not counted, the record says so
@@ -110,6 +135,11 @@ def measure(
     if late := device.counters().get("fallbacks", 0) - fallbacks:
         result.warnings.append(f"{late} operations of the timed steps ran on the host instead of the device")
     return result
+
+
+def still(times: Sequence[float]) -> bool:
+    """Whether steps that took `times` no longer get faster: the last is not shorter than the shortest before it."""
+    return len(times) > 1 and times[-1] >= (1 - STILL) * min(times[:-1])
 
 
 def summarize(ranks: Sequence[RankTiming]) -> Summary:
@@ -141,7 +171,7 @@ def summarize(ranks: Sequence[RankTiming]) -> Summary:
 
 
 def rate(images: int, seconds: float) -> float:
-    """Images a second. Raises `ValueError` when no time passed: the clock was not read around the work."""
+    """Images a second. Raises `ClockError` when no time passed: the clock was not read around the work."""
     if seconds <= 0:
-        raise ValueError(f"{images} images in {seconds} s: the clock did not advance")
+        raise ClockError(f"{images} images in {seconds} s: the clock did not advance; run the benchmark again")
     return images / seconds

@@ -19,6 +19,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, default_collate
 
 from accel import models, records
+from accel.bench._goal import Evaluated, check_counted
 from accel.bench._split import Phases
 from accel.capabilities import Support
 from accel.errors import ArgumentError, DataError
@@ -39,8 +40,15 @@ WARM_UP = 0.1  # of the schedule
 IN_THE_LOOP, SYNTHETIC = "in the loop", "synthetic"
 
 
-def loader(session: Session, dataset: ImageDataset, batch: int, workers: int) -> Any:
-    """A sized iterable of (images, labels) batches for this rank; synthetic is one batch that stays on the device."""
+def loader(session: Session, dataset: ImageDataset, batch: int, workers: int, pinned: bool | None = None) -> Any:
+    """A sized iterable of (images, labels) batches for this rank; synthetic is one batch that stays on the device.
+
+    `pinned`: batches are made in page-locked memory; None: where the backend has it. Raises `UnsupportedError` where it
+    was asked for and the backend has none.
+    """
+    offers = session.backend.capabilities()
+    if pinned:
+        offers.require("memory.pinned")
     if dataset.name == "synthetic":
         mine = range(session.rank * batch, (session.rank + 1) * batch)
         images, labels = default_collate([dataset[index] for index in mine])
@@ -53,7 +61,7 @@ def loader(session: Session, dataset: ImageDataset, batch: int, workers: int) ->
         drop_last=True,
         num_workers=workers,
         persistent_workers=workers > 0,
-        pin_memory=session.backend.capabilities().offers("memory.pinned"),
+        pin_memory=offers.offers("memory.pinned") if pinned is None else pinned,
     )
     if len(dataset) // session.world_size < batch:
         raise DataError(
@@ -142,6 +150,7 @@ class Trainer:
             self.conditions["activations"] = "recomputed in backward"
         self._session = session
         self._loader = loader
+        self._kept: Any = None  # a batch for `window`
 
     @property
     def recipe(self) -> str:
@@ -164,10 +173,22 @@ class Trainer:
         windows.close()
         return recorder.course(), tracked.peak
 
-    def windows(self, meter: Meter, phases: Phases | None = None) -> Generator[int, None, None]:
+    def window(self, backward: Callable[[torch.Tensor], None]) -> None:
+        """Train one optimizer step on one batch, the same each time, with `backward` in the session's place."""
+        session = self._session
+        if self._kept is None:
+            self._kept = next(iter(self._loader))
+        self.model.train()
+        for x, y in session.batches([self._kept] * session.accumulate, prefetch=1):
+            with session.autocast():
+                logits = self.model(x)
+            backward(cross_entropy(logits.float(), y, label_smoothing=LABEL_SMOOTHING))
+            session.step(self._optimizer)
+
+    def windows(self, meter: Meter, phases: Phases | None = None, loader: Any = None) -> Generator[int, None, None]:
         """Train without end; after each optimizer step give the images that this rank trained on in it.
 
-        `phases` are told where the phases of a step end.
+        `phases` are told where the phases of a step end; `loader` takes the place of the trainer's own.
         """
         session = self._session
         phases = Phases(session.backend.device) if phases is None else phases
@@ -175,7 +196,7 @@ class Trainer:
         for epoch in itertools.count():
             images = 0
             phases.begin()
-            for x, y in session.batches(self._loader, epoch=epoch):
+            for x, y in session.batches(self._loader if loader is None else loader, epoch=epoch):
                 phases.end("data")
                 with session.autocast():
                     logits = self.model(x)
@@ -193,17 +214,26 @@ class Trainer:
                     phases.begin()
 
 
-def evaluate(session: Session, model: nn.Module, dataset: ImageDataset, batch: int, workers: int) -> float:
-    """The share of held-out images classified right; each counts once, on any number of ranks."""
+def evaluate(session: Session, model: nn.Module, dataset: ImageDataset, batch: int, workers: int) -> Evaluated:
+    """The share of held-out images classified right; each counts once, on any number of ranks.
+
+    Raises `DataError` where a number of images that is not the set's was counted.
+    """
     sampler = session.sampler(dataset, shuffle=False)
+    training = model.training
     model.eval()
     meter = session.meter()
+    seen = 0
     with torch.no_grad():
         for x, y in session.batches(DataLoader(dataset, batch, sampler=sampler, num_workers=workers), train=False):
             with session.autocast():
                 logits = model(x)
             meter.add(weight=len(y), accuracy=(logits.argmax(1) == y).float().mean())
-    return meter.read()["accuracy"]
+            seen += len(y)
+    model.train(training)
+    images = sum(session.backend.collective.all_gather_object(seen))
+    check_counted(images, len(dataset))
+    return Evaluated(meter.read()["accuracy"], images)
 
 
 def workload(trainer: Trainer, dataset: ImageDataset, options: Options) -> records.Workload:

@@ -18,6 +18,14 @@ from accel.errors import ArgumentError
 _CROSSINGS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1}
 OPERATIONS = (*_CROSSINGS, "broadcast", "send_recv")
 DEALT = ("all_gather", "reduce_scatter", "all_to_all")  # S is dealt out over the ranks, each getting or giving S/n
+MARGIN = 0.05  # of the bare loop's time: what a verdict allows
+
+
+def judged(low: float, high: float) -> str:
+    """Whether a call takes at most `MARGIN` longer than the bare one, where the 95 % interval of the ratio is `low` to
+    `high`: "within" or "beyond" where the whole interval says so, else "undecided".
+    """
+    return "within" if high <= 1 + MARGIN else "beyond" if low > 1 + MARGIN else "undecided"
 
 
 def factor(operation: str, ranks: int) -> float:
@@ -47,13 +55,13 @@ def busbw(operation: str, size: int, seconds: float, ranks: int) -> float:
 
 
 def sizes(smallest: int, largest: int, step: int) -> list[int]:
-    """`smallest`, times `step` each, up to `largest` bytes. Raises `ArgumentError`."""
+    """`smallest`, times `step` each, up to `largest` bytes, which is always the last. Raises `ArgumentError`."""
     if smallest < 1 or largest < smallest:
         raise ArgumentError(f"sizes go from {smallest} to {largest} bytes; expected at least 1, and the smaller first")
     if step < 2:
         raise ArgumentError(f"factor is {step}; expected at least 2")
     count = int(math.log(largest / smallest, step) + 1e-9) + 1
-    return [smallest * step**i for i in range(count)]
+    return list(dict.fromkeys([*(smallest * step**i for i in range(count)), largest]))
 
 
 def aligned(operation: str, size: int, element: int, ranks: int) -> int:

@@ -1,8 +1,9 @@
 """`accel bench collectives`: time the collectives of this backend over a range of sizes, as nccl-tests does.
 
 Each size is checked for right values, warmed up, and timed in blocks of calls that end on a synchronized device. On a
-fabric of torch.distributed, blocks of the same calls on the bare process group alternate with them in shuffled order,
-so that a machine whose speed drifts slows both; their ratio is taken pair by pair. Owns the measurement; sizes and
+fabric of torch.distributed, blocks of the same calls on the bare process group alternate with them in shuffled order.
+Their ratio is taken pair by pair: many short blocks, each beside its partner, since a machine whose speed drifts slows
+both, and what disturbs one of them is one ratio of many and no part of the median. Owns the measurement; sizes and
 bandwidths are `bandwidth`, what is written `_collective_record`.
 """
 
@@ -39,6 +40,7 @@ REDUCING = ("all_reduce", "reduce_scatter")
 SMALL = 1024  # bytes of a tensor worth coalescing
 CHUNK = 1 << 22  # elements that are compared at a time
 COPIES = 4  # tensors of the largest size that a rank may hold at once: input, output, and two of the fabric
+BLOCK = 0.02  # seconds of a block, about, where a call is shorter: a few slices of the operating system's scheduler
 Call = Callable[[], Any]
 
 
@@ -52,8 +54,8 @@ class Plan:
     smallest: int = 8  # bytes
     largest: int = 1 << 30
     factor: int = 4
-    calls: int = 20  # in a block; fewer where they take too long
-    repeats: int = 11  # blocks of each contender
+    calls: int = 20  # in a block, at most; one that takes longer than `BLOCK` is a block of its own
+    repeats: int = 200  # blocks of each contender, at most
     warmup: int = 5  # calls before the first block
     seconds: float = 10.0  # that a row may take, about
     bare: bool = True  # compare with torch.distributed where the fabric is one of its
@@ -96,6 +98,11 @@ class Row:
     def ratio(self) -> tuple[float, float, float] | None:
         """Time over the bare loop's, block by block: median and its 95 % interval; None where not compared."""
         return interval([a / b for a, b in zip(self.times, self.bare, strict=True)]) if self.bare else None
+
+    def verdict(self) -> str | None:
+        """`bandwidth.judged` of the ratio; None where not compared."""
+        ratio = self.ratio()
+        return None if ratio is None else bandwidth.judged(*ratio[1:])
 
 
 @dataclass
@@ -203,6 +210,7 @@ class _Bench:
         self._device = session.backend.device
         self._where = self._device.torch_device
         self._order = random.Random(0)  # alike on all ranks
+        self._gate = torch.zeros(1, device=self._where)
         compared = plan.bare and isinstance(session.backend.transport, C10dTransport)
         self.group: Any = dist.group.WORLD if compared else None
 
@@ -277,14 +285,15 @@ class _Bench:
 
     def _time(self, contenders: dict[str, Call], calls: int | None = None) -> tuple[int, dict[str, list[float]]]:
         """Calls a block, and for each contender the seconds of one call in each block, on the slowest rank."""
-        plan, budget = self._plan, self._plan.seconds
+        plan = self._plan
         for _ in range(plan.warmup):
             for call in contenders.values():
                 call()
-        mine = max(self._block(call, 1) for call in contenders.values())
+        mine = statistics.median(self._block(call, 1) for call in list(contenders.values()) * 3)
         once = max(self._collective.all_gather_object(mine))
-        repeats = plan.repeats if calls else max(min(plan.repeats, int(budget / once / len(contenders))), 3)
-        calls = calls or max(min(plan.calls, int(budget / once / repeats / len(contenders))), 1)
+        calls = calls or max(min(plan.calls, int(BLOCK / once)), 1)
+        round_ = once * (calls + (calls > 1)) * len(contenders)  # with the untimed call of each block
+        repeats = max(min(plan.repeats, int(plan.seconds / round_)), 3)
         order, times = list(contenders), {name: list[float]() for name in contenders}
         for _ in range(repeats):
             self._order.shuffle(order)
@@ -294,11 +303,16 @@ class _Bench:
         return calls, {name: [max(one) for one in zip(*(r[name] for r in ranks), strict=True)] for name in times}
 
     def _block(self, call: Call, calls: int) -> float:
-        """Seconds a call. A first, untimed call brings the ranks together and out of what went before."""
+        """Seconds a call. A first, untimed one brings the ranks together and out of what went before; where it would
+        take as long as the block itself, an operation on one element does.
+        """
         collecting = gc.isenabled()
         gc.disable()  # a collection inside one block would be counted as that contender's
         try:
-            call()
+            if calls > 1:
+                call()
+            else:
+                self._collective.all_reduce(self._gate)
             self._settle()
             start = time.perf_counter()
             for _ in range(calls):

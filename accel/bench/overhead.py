@@ -4,7 +4,7 @@ A hand-written PyTorch loop, the same loop through a Session, and through HF Acc
 installed, run in turns within one process: each repeat times a block of steps of every contender, in shuffled order,
 and differences are taken pair by pair inside a repeat, so that a machine whose speed drifts slows all of them. All do
 the same work: autocast where the precision has it, clip to norm 1, step, zero_grad, over batches that are tuples of
-tensors in memory.
+tensors in memory. Apart from that, each loop's host reads a step are counted.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from torch import nn
 
 import accel
 from accel import _probe, rendezvous
+from accel.bench._host_reads import HostReads
 from accel.collective import Collective
 from accel.control import ControlPlane
 from accel.errors import ArgumentError
@@ -48,6 +49,8 @@ class Overhead:
     native: list[float] = field(default_factory=list)
     added: dict[str, list[float]] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)  # contender -> why it did not run
+    # By contender, the native loop included: how often a step makes the host wait for a value of the device.
+    host_reads: dict[str, float] = field(default_factory=dict)
 
     def interval(self, name: str, seed: int = 0) -> tuple[float, float, float]:
         """Median paired difference of `name` and its 95 % bounds, by bootstrap over repeats."""
@@ -59,13 +62,15 @@ class Overhead:
 
 def table(results: Sequence[Overhead]) -> Table:
     """Microseconds a step, for the terminal: the native loop, and what each contender adds to it."""
-    shown = Table("what", "ranks", "loop", "us a step or call", "95 % interval", title="Overhead of a training step")
+    columns = ("what", "ranks", "loop", "us a step or call", "95 % interval", "host reads a step")
+    shown = Table(*columns, title="Overhead of a training step")
     for result in results:
         head = (result.precision, str(result.world_size))
-        shown.add_row(*head, "native PyTorch", f"{statistics.median(result.native):.0f}", "")
+        reads = {name: f"{count:g}" for name, count in result.host_reads.items()}
+        shown.add_row(*head, "native PyTorch", f"{statistics.median(result.native):.0f}", "", reads.get("native", ""))
         for name in result.added:
             middle, low, high = result.interval(name)
-            shown.add_row(*head, name, f"{middle:+.1f}", f"{low:+.1f} to {high:+.1f}")
+            shown.add_row(*head, name, f"{middle:+.1f}", f"{low:+.1f} to {high:+.1f}", reads.get(name, ""))
         for name, reason in result.missing.items():
             shown.add_row(*head, name, "not run", reason)
     return shown
@@ -89,6 +94,7 @@ def record(results: Sequence[Overhead]) -> dict[str, Any]:
                     name: dict(zip(("median", "low", "high"), map(_rounded, one.interval(name)), strict=True))
                     for name in one.added
                 },
+                "host_reads_a_step": one.host_reads,
                 "not_run": one.missing,
             }
             for one in results
@@ -141,6 +147,7 @@ def measure(precision: str, *, repeats: int = 60, block: int = 100, seed: int = 
                 result.missing[name] = reason
         for loop in loops.values():
             loop(block)  # warm-up: optimizer state, thread pools, caches
+        result.host_reads = {name: _host_reads(loop) for name, loop in loops.items()}
         gc.collect()
         gc.freeze()  # what is alive now need not be looked at again before every block
         stack.callback(gc.unfreeze)
@@ -190,6 +197,13 @@ def measure_calls(*, repeats: int = 60, block: int = 100, seed: int = 0) -> Over
                 if name != "native":
                     result.added.setdefault(name, []).append(micro[name] - micro["native"])
     return result
+
+
+def _host_reads(loop: Loop, steps: int = 10) -> float:
+    reads = HostReads()
+    with reads:
+        loop(steps)
+    return reads.count / steps
 
 
 def _repeat(call: Callable[[], object]) -> Loop:

@@ -1,12 +1,14 @@
 """`accel bench resnet50|vit_b_16`: real training steps of a model through a session, timed, and written as one record.
 
 Owns the order of a run and the record. Options are `_options`, training is `_train`, timing `_timing`, and
-what the record says of the machine `_environment`.
+what the record says of the machine `_environment`; what is measured beside the timed steps is `_split`, `_goal`,
+`_disturbance`, `_overlap` and `_input`.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,6 +22,7 @@ from accel.errors import ArgumentError
 
 if TYPE_CHECKING:
     from accel.bench._efficiency import Counted
+    from accel.bench._goal import Epochs, Evaluated
     from accel.bench._timing import RankTiming, Summary
     from accel.bench._train import Trainer
     from accel.session import Session
@@ -28,15 +31,26 @@ _POINTS = 50  # of the loss curve at most; each is one host read with the clock 
 
 
 class Schedule(NamedTuple):
-    """Optimizer steps of a run: warm-up, then `repeats` times `steps`."""
+    """Optimizer steps of a run: warm-up, then `repeats` times `steps`; `epoch` of them are a pass over the data."""
 
     warmup: int
     steps: int
     repeats: int
+    epoch: int
 
     @property
     def total(self) -> int:
         return self.warmup + self.steps * self.repeats
+
+
+class Measured(NamedTuple):
+    """What the steps of a run gave: times of each rank, the loss curve (a loss that is not finite is None), figures."""
+
+    timings: list[RankTiming]
+    points: list[tuple[int, float | None]]
+    figures: dict[str, records.Figure]
+    warnings: list[str]
+    disturbance: records.Disturbance
 
 
 def run(
@@ -49,7 +63,7 @@ def run(
     Raises `ArgumentError` or `DataError` for what cannot be run or written, before anything runs.
     """
     from accel import data, init, rendezvous
-    from accel.bench import _efficiency, _environment, _memory_plot, _timing, _train
+    from accel.bench import _efficiency, _environment, _goal, _input, _memory_plot, _overlap, _timing, _train
     from accel.precision import checked_policy
 
     started = datetime.now(timezone.utc)
@@ -58,6 +72,7 @@ def run(
     if picture is not None and (options.compile or options.graphs):
         raise ArgumentError("--memory-plot records eager steps: leave out --compile and --cuda-graphs")
     place = rendezvous.read()
+    before_data = time.perf_counter()
     train, held_out = data.parse(options.data, options.size, length=options.batch * place.world_size, seed=options.seed)
     path = Path()
     record_id = records.new_id(f"{options.model}-{options.precision}", started)
@@ -68,21 +83,36 @@ def run(
             session.backend.capabilities().require("memory.course")
         session.backend.memory.reset_peak()
         counters = session.backend.device.counters()
-        loader = _train.loader(session, train, options.batch, options.workers)
+
+        def load(workers: int, pinned: bool | None) -> Any:
+            return _train.loader(session, train, options.batch, workers, pinned)
+
+        def evaluate() -> Evaluated:
+            return _train.evaluate(session, trainer.model, held_out, options.batch, options.workers)
+
+        loader = load(options.workers, options.pin)
         schedule = _schedule(options, session, loader)
         trainer = _train.Trainer(session, options, train, loader, schedule.total)
-        timings, points, extra, stragglers = _timed(session, trainer, schedule)
-        accuracy = None
-        if options.evaluate:
-            accuracy = _train.evaluate(session, trainer.model, held_out, options.batch, options.workers)
+        epochs = _goal.Epochs(before_data, schedule.epoch, None if options.target is None else evaluate)
+        measured = _timed(session, trainer, schedule, epochs, fixed=options.epochs is not None)
+        accuracy = epochs.passed.accuracies[-1] if epochs.passed.accuracies else None
+        if options.evaluate and accuracy is None:
+            accuracy = evaluate().accuracy
+        passed = [_goal.Passed(*rank) for rank in session.backend.collective.all_gather_object(list(epochs.passed))]
         machine = _environment.gather(session, trainer.conditions)
         counted = _environment.counted(session, counters)
+        counted |= _overlap.measure(session, trainer, measured.figures["reduce_time"])
+        advice = None
+        if options.tune_input and train.name == "synthetic":
+            advice = _input.unknown("synthetic data is one batch that stays on the device")
+        elif options.tune_input:
+            advice = _input.tune(session, trainer, load)
         if target is not None:
             _plot(session, trainer, options, target)
         if not session.is_main:
             return None
         work = _train.workload(trainer, train, options)
-        summary = _timing.summarize(timings)
+        summary = _timing.summarize(measured.timings)
         used = _efficiency.count(
             options,
             train.num_classes,
@@ -92,6 +122,11 @@ def run(
             summary.throughput / session.world_size,
             session.backend.origin,
         )
+        goal = None
+        if train.name != "synthetic":
+            images = len(loader) * options.batch * session.world_size  # short last batches are dropped
+            finite = all(value is not None for _, value in measured.points)
+            goal = _goal.goal(passed, images, options.target, summary.throughput, finite)
         record = _record(
             record_id,
             started,
@@ -99,14 +134,14 @@ def run(
             options,
             session,
             machine,
-            counted | extra,
-            stragglers,
+            measured._replace(figures=measured.figures | counted),
             work,
             schedule,
             summary,
             used,
-            points,
             accuracy,
+            goal,
+            advice,
         )
         return records.write(record, path), record
 
@@ -123,30 +158,30 @@ def _plot(session: Session, trainer: Trainer, options: Options, target: Path) ->
 
 
 def _schedule(options: Options, session: Session, loader: Any) -> Schedule:
-    if options.epochs is None:
-        return Schedule(options.warmup, options.steps or 10, options.repeats)
     batches = min(session.backend.collective.all_gather_object(len(loader)))
-    total = options.epochs * math.ceil(batches / options.accumulate)
+    epoch = math.ceil(batches / options.accumulate)
+    if options.epochs is None:
+        return Schedule(options.warmup, options.steps or 10, options.repeats, epoch)
+    total = options.epochs * epoch
     steps = (total - options.warmup) // options.repeats
     if steps < 1:
         raise ArgumentError(
             f"epochs is {options.epochs}, which gives {total} optimizer steps; expected more than {options.warmup} "
             f"warm-up steps and {options.repeats} repeats: raise epochs, or lower batch, warmup or repeats"
         )
-    return Schedule(total - steps * options.repeats, steps, options.repeats)
+    return Schedule(total - steps * options.repeats, steps, options.repeats, epoch)
 
 
-def _timed(
-    session: Session, trainer: Trainer, schedule: Schedule
-) -> tuple[list[RankTiming], list[tuple[int, float | None]], dict[str, records.Figure], list[str]]:
-    """What each rank measured, the loss curve (a loss that is not finite is None), phases and energy, stragglers."""
-    from accel.bench import _split, _timing
+def _timed(session: Session, trainer: Trainer, schedule: Schedule, epochs: Epochs, fixed: bool) -> Measured:
+    """Train and time the steps; `fixed`: their number must stay, even where the step time is not still yet."""
+    from accel.bench import _disturbance, _split, _timing
 
     every = math.ceil(schedule.total / _POINTS)
     meter = session.meter()
     points: list[tuple[int, float | None]] = []
     done = 0
     phases, energy = _split.Phases(session.backend.device), _split.EnergyMeter(session)
+    watcher, waits = _disturbance.Watcher(session), _split.DataWaits(session)
     windows = trainer.windows(meter, phases)
     # Drawn only between steps, when the clock stands: a thread that redraws would take CPU from the steps.
     console = Console(stderr=True)
@@ -164,13 +199,19 @@ def _timed(
             phase = "warm-up" if done <= schedule.warmup else "timed"
             loss_now = f"  loss {points[-1][1]:.3f}" if points and points[-1][1] is not None else ""
             progress.update(bar, completed=done, description=f"{phase}{loss_now}", refresh=True)
+        watcher.ask()
+        with energy.aside():
+            epochs.after(done)
 
     def start() -> None:
         session.barrier()
         energy.start()
+        watcher.start()
+        waits.start()
 
     with progress:
         bar = progress.add_task("warm-up", total=schedule.total)
+        epochs.begin()
         mine = _timing.measure(
             lambda: next(windows),
             session.backend.device,
@@ -180,13 +221,16 @@ def _timed(
             barrier=start,
             any_rank=session.any,
             between=between,
+            settle=0 if fixed else _timing.SETTLE,
         )
     joules = energy.stop(sum(map(sum, mine.images)))
+    disturbance = watcher.figures()
+    share = waits.stop(sum(map(sum, mine.seconds)))
     windows.close()
     figures, stragglers = _split.figures(session, phases, trainer.parameters)
     gathered = session.backend.collective.all_gather_object(mine._asdict())
     timings = [_timing.RankTiming(**timing) for timing in gathered]
-    return timings, points, {**figures, "energy": joules}, stragglers
+    return Measured(timings, points, {**figures, "energy": joules, "data_share": share}, stragglers, disturbance)
 
 
 def _record(
@@ -196,21 +240,22 @@ def _record(
     options: Options,
     session: Session,
     machine: Any,
-    figures: dict[str, records.Figure],
-    stragglers: list[str],
+    measured: Measured,
     work: records.Workload,
     schedule: Schedule,
     summary: Summary,
     used: Counted,
-    points: list[tuple[int, float | None]],
     accuracy: float | None,
+    goal: records.Goal | None,
+    advice: records.InputAdvice | None,
 ) -> records.Record:
     from accel.bench import _timing
 
     Figure = records.Figure  # noqa: N806 - a type
-    warnings = [*summary.warnings, *stragglers, *machine.warnings]
+    warnings = [*summary.warnings, *measured.warnings, *machine.warnings]
     if used.warning:
         warnings.append(used.warning)
+    points = measured.points
     lost = [step for step, value in points if value is None]
     if lost:
         warnings.append(
@@ -250,9 +295,12 @@ def _record(
             accuracy=_or_reason(accuracy, "fraction", "not evaluated; run with --evaluate"),
             peak_allocated=machine.peak_allocated,
             peak_reserved=machine.peak_reserved,
-            **figures,
+            **measured.figures,
         ),
         efficiency=used.efficiency,
+        goal=goal,
+        input=advice,
+        disturbance=measured.disturbance,
         warnings=tuple(warnings),
     )
 

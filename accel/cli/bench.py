@@ -43,9 +43,19 @@ def train(
     warmup: Annotated[int, typer.Option(help="Untimed steps first; more while something compiles.")] = 3,
     repeats: Annotated[int, typer.Option(help="Repeats; each gives one throughput.")] = 3,
     workers: Annotated[int, typer.Option(help="Data loading processes of each rank.")] = 0,
+    pin: Annotated[
+        bool | None, typer.Option("--pin/--no-pin", help="Batches in page-locked memory; where the backend has it.")
+    ] = None,
+    tune_input: Annotated[
+        bool, typer.Option("--tune-input", help="After the run, try numbers of workers and pinning; says what to use.")
+    ] = False,
     lr: Annotated[float | None, typer.Option(help="Peak learning rate; 0.001 for each image of a step.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of host and device generators.")] = 0,
     evaluate: Annotated[bool, typer.Option("--evaluate", help="Accuracy on held-out data after the run.")] = False,
+    target: Annotated[
+        float | None,
+        typer.Option(help="With --epochs: evaluate after each epoch; the time to this accuracy, such as 0.759."),
+    ] = None,
     aot: Annotated[
         str | None, typer.Option(metavar="TOPOLOGY", help="Run nothing; compile a step for this TPU, such as v5e:2x2.")
     ] = None,
@@ -95,9 +105,12 @@ def train(
         warmup=warmup,
         repeats=repeats,
         workers=workers,
+        pin=pin,
+        tune_input=tune_input,
         lr=lr,
         seed=seed,
         evaluate=evaluate,
+        target=target,
         compile=compiled,
         checkpoint=checkpoint,
         graphs=cuda_graphs,
@@ -146,9 +159,23 @@ def train(
     figures += [f"accuracy {show(results.accuracy)}"] if results.accuracy.value is not None else []
     console = rich.get_console()
     console.print(f"{', '.join(figures)} ({record.origin})", markup=False, highlight=False)
+    if record.goal is not None and record.goal.outcome != "no target":
+        console.print(f"target {show(record.goal.target)}: {_reached(record)}", markup=False, highlight=False)
+    if record.input is not None:
+        console.print(f"input: {record.input.advice}", markup=False, highlight=False, soft_wrap=True)
     for warning in record.warnings:
         console.print(f"warning: {warning}", markup=False, highlight=False)
     console.print(f"record: {path}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _reached(record: Record) -> str:
+    from accel.compare import show
+
+    goal = record.goal
+    assert goal is not None
+    if goal.time_to_target.value is None:
+        return str(goal.time_to_target.reason)
+    return f"reached after {goal.epochs_to_target.words()} in {show(goal.time_to_target)}"
 
 
 def _scale(devices: str, out: str, alone: dict[str, bool]) -> None:
@@ -278,9 +305,9 @@ def collectives(
     max_bytes: Annotated[str, typer.Option(help="Largest size, as memory allows.")] = "1G",
     factor: Annotated[int, typer.Option(help="From one size to the next.")] = 4,
     calls: Annotated[int, typer.Option(help="Calls in a timed block, at most.")] = 20,
-    blocks: Annotated[int, typer.Option(help="Timed blocks of each row, at most.")] = 11,
+    blocks: Annotated[int, typer.Option(help="Timed blocks of each contender in a row, at most.")] = 200,
     warmup: Annotated[int, typer.Option(help="Untimed calls first.")] = 5,
-    seconds: Annotated[float, typer.Option(help="What a row may take; blocks shrink to fit, to 3 of one call.")] = 10.0,
+    seconds: Annotated[float, typer.Option(help="What a row may take; blocks get fewer to fit, 3 at least.")] = 10.0,
     bare: Annotated[bool, typer.Option(help="Time torch.distributed's own calls in between.")] = True,
     coalescing: Annotated[int, typer.Option(help="Tensors of 1 KiB, apart and together; 0: none.")] = 100,
     out: Annotated[

@@ -8,11 +8,11 @@ itself.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import runpy
 import sys
 import tempfile
-import types
 import uuid
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import Annotated
 
 import typer
 
+from accel import _script
 from accel.errors import ArgumentError, LaunchError
 
 _BY_SIGNAL = 128  # a shell's exit code for "ended by signal n" is 128 + n
@@ -85,19 +86,12 @@ def _hosts(text: str) -> tuple[int, int]:
 
 
 def run_script(script: str, args: list[str], module: bool, index: int) -> None:
-    """Run SCRIPT as the main program of one replica, which may be a thread: each has a module of its own."""
-    sys.argv = [script, *args]
-    if module:
-        runpy.run_module(script, run_name="__main__")
+    """Run SCRIPT as the main program of one replica, which may be a thread."""
+    if not module:
+        _script.run(script, args, looked_up=index == 0)
         return
-    own = types.ModuleType("__main__")
-    own.__file__ = script
-    folder = str(Path(script).resolve().parent)
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    if index == 0:
-        sys.modules["__main__"] = own  # where the script's classes are looked up
-    exec(compile(Path(script).read_bytes(), script, "exec"), vars(own))  # noqa: S102 - the user's own script
+    sys.argv = [script, *args]
+    runpy.run_module(script, run_name="__main__")
 
 
 def _end(code: int) -> None:
@@ -126,6 +120,7 @@ def run_ranks(
     from torch.distributed.elastic.rendezvous.api import RendezvousError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    from accel._agent import AgentWatch
     from accel._threads import available_cores
 
     # torchrun would say 1, a bare spawn all cores: a CPU baseline must not depend on the launcher (T74).
@@ -145,7 +140,8 @@ def run_ranks(
             max_restarts=max_restarts,
         )
         try:
-            elastic_launch(config, sys.executable)(*command)
+            with contextlib.nullcontext() if hosts[1] == 1 else AgentWatch(rendezvous):
+                elastic_launch(config, sys.executable)(*command)
         except ChildFailedError as error:
             rank, failure = error.get_first_failure()
             code = failure.exitcode

@@ -79,10 +79,10 @@ def _show(found: Comparison) -> None:
         console.print(f"{letter}  {trace.who}", markup=False, highlight=False, soft_wrap=True)
     for note in found.notes:
         console.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
-    table = Table("direction", "largest difference", "at step", "allowed there", box=None)
+    table = Table("direction", "nearest to its tolerance", "at step", "allowed there", box=None)
     for direction, curve in found.curves.items():
-        if curve.differences:
-            at = max(range(len(curve.differences)), key=curve.differences.__getitem__)
+        at = curve.nearest
+        if at is not None:
             table.add_row(direction, f"{curve.differences[at]:.2g}", str(at + 1), f"{curve.allowed[at]:.2g}")
     console.print(table)
     console.print(found.verdict, markup=False, highlight=False, soft_wrap=True)

@@ -21,7 +21,7 @@ _FULL_SIZE = 224  # px; an epoch of ImageNet is only told of runs at its usual s
 class Cost:
     """USD for a million images, and for an epoch of ImageNet at this throughput; None with `reason` where unknown.
 
-    `price` is USD a chip and hour and `source` where it is from.
+    `price` is USD a chip and hour and `source` where it is from; `hour` is USD an hour of all chips of the run.
     """
 
     million: float | None
@@ -30,6 +30,11 @@ class Cost:
     source: str | None
     reason: str | None
     epoch_reason: str | None = None
+    hour: float | None = None
+
+    def of(self, seconds: float | None) -> float | None:
+        """USD for `seconds` of the run; None where either is unknown."""
+        return None if self.hour is None or seconds is None else self.hour * seconds / 3600
 
     @property
     def words(self) -> str:
@@ -75,16 +80,21 @@ def cost(record: Record, prices: Mapping[str, float]) -> Cost:
     rate, devices = record.results.throughput.value, record.hardware.devices.value
     if record.origin_of(record.results.throughput) == "emulated":
         return _unknown("the run was emulated, so its time is not the chip's")
-    if not rate or not devices:
-        return _unknown("the throughput or the number of devices is unknown")
+    if not devices:
+        return _unknown("the number of devices is unknown")
     priced = _price(record, prices)
     if isinstance(priced, str):
         return _unknown(priced)
     price, source = priced
-    million = price * devices / _devices_per_chip(record) / 3600 / rate * 1e6
+    hour = price * devices / _devices_per_chip(record)
+    if not rate:
+        why = "the throughput is unknown or zero"
+        return Cost(None, None, price, source, why, why, hour)
+    million = hour / 3600 / rate * 1e6
     if record.workload.image_size.value != _FULL_SIZE:
-        return Cost(million, None, price, source, None, f"images are not {_FULL_SIZE} px, as ImageNet's usually are")
-    return Cost(million, million * IMAGENET / 1e6, price, source, None)
+        why = f"images are not {_FULL_SIZE} px, as ImageNet's usually are"
+        return Cost(million, None, price, source, None, why, hour)
+    return Cost(million, million * IMAGENET / 1e6, price, source, None, None, hour)
 
 
 def _unknown(reason: str) -> Cost:

@@ -2,7 +2,7 @@
 
 Fields that part groups (batch, precision policy, data, origin) are `_groups`'; here is what a group allows to differ
 and a reader should weigh: the arithmetic in force, how the step was executed, the age of the software, the input
-pipeline, and signs of a machine that was not the run's own.
+pipeline, and signs of a machine that was not the run's own: what it said itself, and what step times show.
 """
 
 from __future__ import annotations
@@ -14,6 +14,11 @@ from packaging.version import InvalidVersion, Version
 from accel.records import Record
 
 WIDE = 1.5  # p90 of the step times over p10: twice what an idle machine shows for any backend here
+WAITING = 0.1  # of the timed steps spent waiting for data, from which the input is said to set the pace
+BUSY = 0.1  # of the cores that a run was given, and QUIET cores: what others may take of a host unsaid
+QUIET = 0.2
+TAKEN = 0.05  # of the time in which a thread of the run had no core, where the record tells it
+AT_WORK = ("power limit",)  # a chip at work may be held at its power limit: that is the chip
 SLOWING = 0.03  # of the throughput, from the first repeat to the last, each slower than the one before
 
 
@@ -66,7 +71,37 @@ def _machine(record: Record) -> list[str]:
     if falling and repeats[-1] < (1 - SLOWING) * repeats[0]:
         drop = 1 - repeats[-1] / repeats[0]
         lines.append(f"each repeat was slower than the one before, {drop:.0%} in all: throttling or a filling machine")
+    return lines + _disturbed(record)
+
+
+def _disturbed(record: Record) -> list[str]:
+    """What the devices and hosts themselves said while the run went on."""
+    lines = []
+    found, share = record.disturbance, record.results.data_share.value
+    if share and share > WAITING:
+        lines.append(
+            f"waited for data {share:.0%} of the time: its input, not the device, sets the pace; "
+            "`accel bench --tune-input` tries numbers of workers"
+        )
+    if found is None:
+        return lines
+    causes = [cause for cause in found.throttle_causes if cause not in AT_WORK]
+    if causes and found.throttled.value:
+        lines.append(f"clocks were held down for {', '.join(causes)} (in {found.throttled.value:.0%} of the samples)")
+    if found.other_processes.value:
+        lines.append(f"{found.other_processes.words()} besides its ranks computed on a device of the run")
+    load, wait = found.other_load.value, found.cpu_wait.value
+    if load and (load > max(QUIET, BUSY * _cores(record)) if wait is None else wait > TAKEN):
+        cost = "" if wait is None else f"; for {wait:.0%} of the time a thread of the run stood ready and had no core"
+        lines.append(f"other processes kept {load:.2g} of a host's cores busy during the timed steps{cost}")
     return lines
+
+
+def _cores(record: Record) -> float:
+    """Cores of one host that the run was given."""
+    figures = record.protocol.threads, record.hardware.world_size, record.hardware.hosts
+    threads, ranks, hosts = (figure.value or 0 for figure in figures)
+    return threads * ranks / hosts if hosts else 0.0
 
 
 def _synthetic(record: Record) -> bool:

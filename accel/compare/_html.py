@@ -14,7 +14,7 @@ from accel.compare._groups import Entry, Group, Report
 from accel.compare._published import MEANING, TITLE
 from accel.compare._published import columns as columns_of_published
 from accel.errors import ArgumentError
-from accel.records import Figure, Label
+from accel.records import Figure, InputTrial, Label, Series
 
 
 def write_html(report: Report, path: str | os.PathLike[str], skipped: list[str] | None = None) -> Path:
@@ -89,7 +89,9 @@ def _details(entry: Entry) -> dict[str, dict[str, str]]:
     work = {name: _text(value) for name, value in vars(record.workload).items()}
     run = {"run": record.id, "time": record.time, "command": record.command, "backend": record.backend.name}
     hardware = {name: _text(getattr(record.hardware, name)) for name in ("devices", "world_size", "hosts")}
-    unknown = {name: cell.why for name, cell in columns(entry, entry).items() if cell.why}
+    cells = columns(entry, entry)
+    unknown = {name: cell.why for name, cell in cells.items() if cell.why}
+    made_of = {name: ", ".join(cell.fields) for name, cell in cells.items() if cell.fields}
     counted = vars(record.efficiency).items() if record.efficiency else ()
     return {
         "Work and utilisation": {name: _text(value) for name, value in counted},
@@ -97,12 +99,21 @@ def _details(entry: Entry) -> dict[str, dict[str, str]]:
         "Sources": {str(index): source for index, source in enumerate(record.sources, 1)},
         "Run": run | {"execution": record.backend.kind, "origin": record.origin},
         "Numerics in force": {name: str(value) for name, value in record.numerics.in_force.items()},
+        "Epochs and target": _figures(record.goal),
+        "Input": _figures(record.input),
+        "Disturbance": _figures(record.disturbance),
         "Protocol": protocol,
         "Workload": work,
         "Hardware": hardware | record.hardware.details,
         "Versions": record.versions,
         "Not known": unknown,
+        "Fields of the record behind each figure": made_of,
     }
+
+
+def _figures(part: object) -> dict[str, str]:
+    """The fields of a part of a record in words; none where the record has no such part."""
+    return {} if part is None else {name: _text(value) for name, value in vars(part).items()}
 
 
 def _glue(text: str) -> str:
@@ -113,4 +124,11 @@ def _glue(text: str) -> str:
 def _text(value: object) -> str:
     if isinstance(value, Label):
         return value.value or f"unknown ({value.reason})"
+    if isinstance(value, InputTrial):
+        pinned = ", pinned" if value.pinned else ""
+        return f"{value.workers.words()}{pinned}: {value.throughput.words()}, {value.data_share.words()} waiting"
+    if isinstance(value, Series):
+        return ", ".join(f"{one:,} {value.unit}" for one in value.values) or f"unknown ({value.reason})"
+    if isinstance(value, tuple):
+        return "; ".join(map(_text, value)) or "none"
     return value.words() if isinstance(value, Figure) else str(value)

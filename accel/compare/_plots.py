@@ -18,7 +18,7 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from accel import chips
-from accel.compare._cells import number, phase_times
+from accel.compare._cells import PHASES, SAMPLED, number, phase_times
 from accel.compare._groups import Entry, Group
 from accel.compare._scaling import Scaling
 from accel.compare._uncertainty import Unknown
@@ -57,11 +57,12 @@ def plots(group: Group) -> list[Plot]:
     """The plots of `group`; a record without the figures is named in the caption."""
     return [
         _plot("Throughput", "Median of the repeats as a bar, each repeat as a dot, the 95 % interval as a line. "
-              "Images/s, more is better.",
+              "Images/s, more is better.", ("results.throughput", "results.throughput_repeats", *SAMPLED),
               group, lambda entry: entry.record.results.throughput.value is not None, _throughput),
-        _plot("Training loss", "Mean over ranks since the previous point, by optimizer step.",
+        _plot("Training loss", "Mean over ranks since the previous point, by optimizer step.", ("results.loss_curve",),
               group, lambda entry: bool(entry.record.results.loss_curve.points), _loss),
         _plot("Step time", "Each timed step as a dot, p10 to p90 as a band, the median as a line. Less is better.",
+              ("results.step_times", "results.step_time", "results.step_time_p10", "results.step_time_p90"),
               group, lambda entry: bool(entry.record.results.step_times.values), _step_time),
         *_optional(group),
     ]  # fmt: skip
@@ -72,13 +73,18 @@ def _optional(group: Group) -> list[Plot]:
     found = [
         _plot("Phases of a step", "Measured in warm-up, each phase ended by a synchronized device, so without overlap: "
               "data, forward, backward with the reduction it starts, update (darker to lighter).",
+              tuple(f"results.{name}_time" for name in PHASES),
               group, lambda entry: phase_times(entry.record) is not None, _phases),
         _plot("Peak memory", "Peak of the bytes in live tensors on one device. Less is better.",
+              ("results.peak_allocated",),
               group, lambda entry: bool(entry.record.results.peak_allocated.value), _memory),
         _plot("Cost", "USD for a million images, at the price under \"how it was run\". Less is better.",
+              ("results.throughput", "hardware.devices"),
               group, lambda entry: entry.cost.million is not None, _cost),
         _plot("Roofline", "Work done a second against work a byte of the traced step, below what the chip's memory and "
-              "units allow (lines).", group, lambda entry: _roof(entry) is not None, _roofline),
+              "units allow (lines), which are the chip table's.",
+              ("efficiency.achieved", "efficiency.flops_training", "efficiency.bytes_training", "efficiency.peak"),
+              group, lambda entry: _roof(entry) is not None, _roofline),
     ]  # fmt: skip
     return [plot for plot in found if plot.svg is not None]
 
@@ -116,10 +122,12 @@ def color(index: int) -> str:
 def _plot(
     title: str,
     caption: str,
+    fields: tuple[str, ...],
     group: Group,
     has: Callable[[Entry], bool],
     draw: Callable[[Axes, list[tuple[str, Entry]]], None],
 ) -> Plot:
+    caption += f" From {', '.join(fields)}."
     drawn = [(color(index), entry) for index, entry in enumerate(group.entries) if has(entry)]
     absent = [entry.tag for entry in group.entries if not has(entry)]
     if absent:

@@ -10,7 +10,7 @@ from accel.compare._groups import Difference, Entry, Report
 from accel.compare._published import MEANING, TITLE
 from accel.compare._published import columns as published_columns
 from accel.compare._uncertainty import Interval, Unknown
-from accel.records import Figure
+from accel.records import Figure, Record
 
 
 def markdown_text(report: Report) -> str:
@@ -97,11 +97,26 @@ def _csv_row(group: str, baseline: Entry, entry: Entry) -> dict[str, object]:
     for name, figure in vars(record.efficiency).items() if record.efficiency else ():
         if isinstance(figure, Figure):
             row[f"{name} [{figure.unit}]"] = "" if figure.value is None else figure.value
+    row |= _csv_parts(record)
     row["threads"] = "" if record.protocol.threads.value is None else record.protocol.threads.value
     row["numerics in force"] = "; ".join(f"{name}={value}" for name, value in record.numerics.in_force.items())
     row["versions"] = "; ".join(f"{name}={value}" for name, value in record.versions.items())
     row["warnings"] = "; ".join(record.warnings)
     row["cautions"] = "; ".join(entry.cautions)
+    return row
+
+
+def _csv_parts(record: Record) -> dict[str, object]:
+    """Every figure of the parts that not each record has."""
+    row: dict[str, object] = {}
+    for title, part in (("goal", record.goal), ("input", record.input), ("disturbance", record.disturbance)):
+        for name, figure in vars(part).items() if part else ():
+            if isinstance(figure, Figure):
+                row[f"{title}: {name} [{figure.unit}]"] = "" if figure.value is None else figure.value
+    if record.goal is not None:
+        row |= {"goal: outcome": record.goal.outcome, "goal: epoch basis": record.goal.epoch_basis}
+    if record.input is not None:
+        row["input: advice"] = record.input.advice
     return row
 
 

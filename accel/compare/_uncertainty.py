@@ -1,8 +1,9 @@
 """How sure a throughput is, and whether two runs differ by more than the noise inside them.
 
 The interval is a bootstrap over repeats and, inside each, over steps, in logarithms; with few repeats it is widened to
-Student's t of their number, since a handful of repeats shows less than all of how repeats differ. It holds what varied
-while the runs went on. What changed between the runs - another neighbour, another clock - it cannot know.
+Student's t of their number, since a handful of repeats shows less than all of how repeats differ. That is what varied
+inside a run. Two runs of the same work differ by more, as memory lies elsewhere and clocks are others: BETWEEN is added
+for that, and how long the run's threads had no core, where the record tells of it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,11 @@ import numpy as np
 from accel.records import Record
 
 LEVEL = 0.95
+# Standard deviation of the logarithm of the throughput of equal runs, beyond what varies inside each of them: see
+# docs/proofs.md and docs/proofs/compare-runs.json.
+BETWEEN = 0.01
 _RESAMPLES = 2000
+_MOST = 0.9  # of the time without a core; beyond, there was no run
 _NORMAL = 1.960  # two-sided 95 % of the normal distribution, and of Student's t by degrees of freedom
 _STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
@@ -76,7 +81,19 @@ def _deviations(record: Record) -> np.ndarray | Unknown:
         return Unknown("one repeat does not show how much repeats differ; run with --repeats 3 or more")
     if min(times) <= 0:
         return Unknown("a step took no time")
-    return _resampled(tuple(float(time) for time in times), repeats)
+    inside = _resampled(tuple(float(time) for time in times), repeats)
+    return inside + math.hypot(BETWEEN, _lost(record) / _NORMAL) * _drawn()
+
+
+def _lost(record: Record) -> float:
+    """By how much, in logarithms, waiting for a core may have lowered the throughput."""
+    share = record.disturbance.cpu_wait.value if record.disturbance else None
+    return -math.log1p(-min(share or 0.0, _MOST))
+
+
+@lru_cache(maxsize=1)
+def _drawn() -> np.ndarray:
+    return np.random.default_rng(1).standard_normal(_RESAMPLES)
 
 
 @lru_cache(maxsize=64)

@@ -1,6 +1,8 @@
 """`image_folder`: images in one sub-folder a class, decoded with Pillow.
 
-Owns the layout of the tree and the split; the pixels are made in `accel.data._pixels`.
+Owns the layout of the tree and the split; the pixels are made in `accel.data._pixels`. Made for ImageNet's 1.3 million
+files: names are kept in two arrays, which loader workers share with the process that forked them. A list of strings
+would be copied into each of them little by little, since reading a Python object writes its reference count.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ import hashlib
 import os
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from accel.data import _pixels
@@ -61,14 +64,25 @@ class _Folder(ImageDataset):
     name = "folder"
 
     def __init__(self, files: list[tuple[str, int]], num_classes: int, size: int, train: bool) -> None:
-        self.files, self.num_classes, self.size = files, num_classes, size
+        self.num_classes, self.size = num_classes, size
+        self._names = np.array([os.fsencode(name) for name, _ in files])  # bytes of one width, the longest name's
+        self._labels = np.array([label for _, label in files], dtype=np.int32)
         self._to_square = _pixels.random_square if train else _pixels.centre_square
 
+    @property
+    def files(self) -> list[tuple[str, int]]:
+        """(path, label) of every image, in order."""
+        return [self.file(index) for index in range(len(self))]
+
+    def file(self, index: int) -> tuple[str, int]:
+        """Path and label of one image."""
+        return os.fsdecode(self._names[index].item()), int(self._labels[index])
+
     def __len__(self) -> int:
-        return len(self.files)
+        return len(self._labels)
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        name, label = self.files[index]
+        name, label = self.file(index)
         return _pixels.normalise(self._to_square(_pixels.decode(name), self.size)), label
 
 

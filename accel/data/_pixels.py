@@ -34,14 +34,19 @@ def require_pillow() -> None:
 
 
 def decode(name: str) -> Image:
-    """The RGB image in file `name`. Raises `DataError` naming the file when it isn't an image of 8 bits a channel."""
-    from PIL import Image
+    """The RGB image in file `name`, upright as its EXIF orientation says, without its transparency.
+
+    Raises `DataError` naming the file when it isn't an image of 8 bits a channel.
+    """
+    from PIL import Image, ImageOps
 
     try:
         with Image.open(name) as image:
             if image.mode == "F" or image.mode.startswith("I"):
                 raise DataError(f"{name} has more than 8 bits a channel (mode {image.mode}); convert it to 8 bits")
-            return image.convert("RGB")
+            upright = ImageOps.exif_transpose(image)
+            # Pillow warns of a palette whose transparency is bytes, unless it becomes a channel first.
+            return (upright.convert("RGBA") if "transparency" in upright.info else upright).convert("RGB")
     # Pillow reports broken files by these types, SyntaxError for a broken PNG among them.
     except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
         if isinstance(error, DataError):

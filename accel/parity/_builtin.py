@@ -5,6 +5,7 @@ Data and its order come from host generators alone, so that they are the same on
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +18,7 @@ from accel import data, init, models
 from accel.errors import ArgumentError
 
 VOCABULARY, BLOCK = 256, 32
+_seeding = threading.Lock()  # ranks may be threads of one process, which share torch's generator
 
 
 @dataclass(frozen=True)
@@ -65,8 +67,9 @@ def train(work: Work) -> None:
     """Train `work.steps` optimizer steps on the backend that the environment decides."""
     with init(backend=work.backend, precision=work.precision, accumulate=work.accumulate, seed=work.seed) as session:
         length = work.batch * work.accumulate * work.steps * session.world_size
-        torch.manual_seed(work.seed)  # the same initial values whatever the rank
-        model, optimizer = _built(work)
+        with _seeding:
+            torch.manual_seed(work.seed)  # the same initial values whatever the rank
+            model, optimizer = _built(work)
         dataset: Dataset[object] = (
             Tokens(length, work.seed)
             if work.model == "lm"

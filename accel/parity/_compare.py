@@ -15,10 +15,10 @@ import numpy as np
 
 from accel.errors import ParityError
 from accel.parity import _tolerance as tolerance
-from accel.parity._difference import apart
+from accel.parity._difference import apart, ratio
 from accel.parity._finding import DIRECTIONS, Finding
 from accel.parity._trace import Layer, State, Trace
-from accel.parity._walk import Walk
+from accel.parity._walk import Walk, by_list
 
 SAME_RANKS = (
     1e-6  # reduced gradients and states are the same bits on all ranks of most fabrics, and nearly on the others
@@ -27,10 +27,19 @@ SAME_RANKS = (
 
 @dataclass
 class Curve:
-    """Of one direction, over the steps: the largest difference, and what was allowed there."""
+    """Of one direction, over the steps: the difference that comes nearest to its tolerance, and that tolerance.
+
+    The largest difference says little: a gradient that cancels out is all rounding, and allowed to be.
+    """
 
     differences: list[float] = field(default_factory=list)
     allowed: list[float] = field(default_factory=list)
+
+    @property
+    def nearest(self) -> int | None:
+        """Index of the step that comes nearest to its tolerance; None without a step."""
+        pairs = list(zip(self.differences, self.allowed, strict=True))
+        return max(range(len(pairs)), key=lambda step: _share(pairs[step])) if pairs else None
 
 
 @dataclass(frozen=True)
@@ -55,12 +64,12 @@ class Comparison:
             return f"they part at {self.finding.words}"
         parts = []
         for direction, curve in self.curves.items():
-            if curve.differences:
-                at = max(range(len(curve.differences)), key=lambda step: curve.differences[step])
+            at = curve.nearest
+            if at is not None:
                 parts.append(
                     f"{direction} {curve.differences[at]:.2g} at step {at + 1} (allowed there {curve.allowed[at]:.2g})"
                 )
-        said = f"they agree within the tolerance of {self._dtype}: largest differences {', '.join(parts)}"
+        said = f"they agree within the tolerance of {self._dtype}: nearest to it come {', '.join(parts)}"
         if self.blind_from is not None:
             said += (
                 f". From step {self.blind_from} on, rounding has grown past {tolerance.BLIND:g} and says nothing of "
@@ -96,12 +105,18 @@ def compare(a: Trace, b: Trace, steps: int | None = None) -> Comparison:
         curve = Curve()
         for step in range(steps):
             seen = [pair for walk in walks for pair in walk.seen[direction][step]]
-            difference, allowed = max(seen, key=lambda pair: (pair[0], -pair[1]), default=(0.0, 0.0))
+            difference, allowed = max(seen, key=_share, default=(0.0, 0.0))
             curve.differences.append(difference)
             curve.allowed.append(allowed)
         curves[direction] = curve
     grown = [step for step in range(steps) if max(walk.grown[step] for walk in walks) > tolerance.BLIND]
     return Comparison(a, b, found[0] if found else None, curves, grown[0] + 1 if grown else None, tuple(_notes(a, b)))
+
+
+def _share(pair: tuple[float, float]) -> tuple[float, float]:
+    """A difference as a share of what is allowed; of equal ones that with the least allowed comes first."""
+    difference, allowed = pair
+    return ratio(difference, allowed), -allowed
 
 
 def _check(a: Trace, b: Trace, steps: int | None) -> int:
@@ -189,6 +204,17 @@ def _notes(a: Trace, b: Trace) -> Iterator[str]:
         ours, theirs = a.run["numerics"].get(name), b.run["numerics"].get(name)
         if ours != theirs:
             yield f"{name}: {ours} and {theirs}"
+    other = [
+        (one.name, one.dtype, two.dtype)
+        for one, two in zip(a.layers, b.layers, strict=True)
+        if one.dtype != two.dtype and by_list(a, b, one)
+    ]
+    if other:
+        name, ours, theirs = other[0]
+        yield (
+            f"the output of {name}, and of {len(other) - 1} other BatchNorm(s), is {ours} and {theirs}, as autocast "
+            "lists of the backends or its inputs have it"
+        )
     for name in ("seed", "accumulate", "optimizers"):
         if a.run[name] != b.run[name]:
             yield f"{name}: {a.run[name]} and {b.run[name]}"

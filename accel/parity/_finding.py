@@ -36,6 +36,8 @@ def hint(direction: str, kind: str, difference: float, policy: str, world_size: 
     """What to look at first; the difference itself says no more than where."""
     if direction == "start":
         return "The runs begin with other values: look at the seed, the initialisation and what was loaded"
+    if kind == "buffer":
+        return "No optimizer writes to it: look at its layer's momentum and mode, and at what it averages"
     if direction == "update":
         return "Look at the optimizer's settings (rate, momentum, weight decay, eps) and what else writes to it"
     if direction == "backward":

@@ -1,4 +1,4 @@
-"""The plot of a comparison: by step, the largest difference of each direction and what was allowed."""
+"""The plot of a comparison: by step, the difference of each direction that comes nearest to what was allowed."""
 
 from __future__ import annotations
 

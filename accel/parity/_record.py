@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import runpy
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from accel import _observer
+from accel import _observer, _script
 from accel._start import Start
 from accel.errors import ArgumentError, ParityError, UnsupportedError
 from accel.parity import _trace
@@ -64,7 +65,7 @@ class RecordedSession(Session):
         return prepared
 
     def backward(self, loss: torch.Tensor, weight: Any = None) -> None:
-        self.recorder.backward(lambda: super(RecordedSession, self).backward(loss, weight))
+        self.recorder.backward(loss, lambda: super(RecordedSession, self).backward(loss, weight))
         self.recorder.loss(loss)
 
     def step(self, *optimizers: torch.optim.Optimizer, scheduler: Any = None, final: bool = False) -> StepResult:
@@ -129,7 +130,7 @@ def record(
     """
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise ArgumentError(f"steps={steps!r}: expected an integer from 1, the optimizer steps to record")
-    if _observer.current is not None:
+    if _observer.current.get() is not None:
         raise ParityError("a recording is under way in this process; end it first")
     target = Path(out)
     _trace.check_destination(target)
@@ -137,7 +138,7 @@ def record(
         torch.manual_seed(seed)
     plan = Plan(target, steps, seed, command)
     argv = sys.argv
-    _observer.current = plan
+    token = _observer.current.set(plan)
     try:
         if callable(run):
             run()
@@ -151,7 +152,7 @@ def record(
             session.abandon()  # the other ranks may never come to a gathering
         raise
     finally:
-        _observer.current = None
+        _observer.current.reset(token)
         sys.argv = argv
         for session in plan.recorded:
             session.close()
@@ -168,6 +169,9 @@ def _run_script(script: str | Path, arguments: list[str]) -> None:
     path = Path(script)
     if not path.is_file():
         raise ArgumentError(f"script {str(script)!r} is not a file; give the path of a Python file")
+    if threading.current_thread() is not threading.main_thread():  # a replica beside others
+        _script.run(str(path), arguments, looked_up=False)
+        return
     sys.argv = [str(path), *arguments]
     before = list(sys.path)
     sys.path.insert(0, str(path.resolve().parent))

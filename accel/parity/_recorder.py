@@ -21,7 +21,8 @@ from torch import nn
 from accel import __version__
 from accel.errors import ParityError
 from accel.parity import _tolerance
-from accel.parity._sketch import WIDTH, Sketcher
+from accel.parity._kinks import Kinks
+from accel.parity._sketch import RECTIFIED, WIDTH, Sketcher
 from accel.parity._trace import Array, Layer, State
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ class Recorder:
         device = session.backend.device
         self._wide = device.metric_dtype is torch.float64
         self._sketcher = Sketcher(device.torch_device if self._wide else HOST)
+        self._kinks = Kinks(self._sketcher, self._wide)
+        self._unseen: list[str] = []  # kinks that no recorded module shows
         self._on = False  # a training forward of a recorded model is running
         self._layers: dict[str, Layer] = {}
         self._states: dict[str, tuple[State, torch.Tensor]] = {}
@@ -102,7 +105,9 @@ class Recorder:
                 "the learning rate first; under fp16 the loss itself is not scaled, so it should be finite"
             )
         state = {name: self._taken(tensor) for name, (_, tensor) in self._states.items()}
-        gradient = self._numbers(self._gradient)
+        gradient, rectified = self._numbers(self._gradient), self._kinks.take()
+        if not self._done:
+            self._unseen = self._kinks.unseen(sum("MaxPool" in layer.kind for layer in self._layers.values()))
         norm = math.sqrt(math.fsum(float(row[0]) ** 2 for row in gradient.values())) if gradient else math.nan
         if result.grad_norm is not None:
             norm = float(result.grad_norm)  # before clipping
@@ -115,15 +120,18 @@ class Recorder:
                 "rates": self._rates,
                 "inputs": self._samples(),
                 "forward": self._numbers(self._forward),
+                "rectified": rectified,
                 "gradient": gradient,
                 "state": self._numbers(state),
             }
         )
         self._calls, self._forward, self._gradient, self._inputs, self._losses = {}, {}, {}, [], []
 
-    def backward(self, run: Callable[[], None]) -> None:
-        """Run a backward; activations that it computes again are no second forward."""
+    def backward(self, loss: torch.Tensor, run: Callable[[], None]) -> None:
+        """Run the backward of `loss`; activations that it computes again are no second forward."""
         self._on = False
+        if not self._done and isinstance(loss, torch.Tensor):
+            self._kinks.look(loss)  # the backward frees its graph
         run()
 
     # -- hooks -----------------------------------------------------------------------------------------------------
@@ -140,6 +148,7 @@ class Recorder:
 
     def _end(self, name: str, model: nn.Module, args: Any, output: Any) -> None:
         self._saw(name, model, args, output)
+        self._kinks.end()
         self._on = False
 
     def _saw(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
@@ -158,8 +167,11 @@ class Recorder:
         key = name if call == 1 else f"{name}#{call}"
         if key not in self._layers and not self._done:
             terms = 1 if name.endswith(OUTPUT) else terms
-            self._layers[key] = Layer(key, type(module).__name__, _dtype(tensor), tuple(tensor.shape), terms)
-        self._forward[key] = self._taken(tensor)
+            kind = type(module).__name__
+            unseen = tensor.numel() if "MaxPool" in kind else 0
+            self._layers[key] = Layer(key, kind, _dtype(tensor), tuple(tensor.shape), terms, unseen)
+        self._forward[key] = taken = self._taken(tensor)
+        self._kinks.call(key, entry, tensor, taken)
 
     def _gradients(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         mine = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -193,6 +205,7 @@ class Recorder:
             "rates": np.array([_padded(step["rates"], rates) for step in done]).reshape(len(done), rates),
             "inputs": np.array([_padded(step["inputs"], samples) for step in done]).reshape(len(done), samples),
             "forward": _stacked([step["forward"] for step in done], list(self._layers)),
+            "rectified": _stacked([step["rectified"] for step in done], list(self._layers), (2, RECTIFIED)),
             "gradient": _stacked([step["gradient"] for step in done], names),
             "state": _stacked(states, names),
         }
@@ -214,6 +227,7 @@ class Recorder:
             "numerics": backend.precision.describe(),
             "threads": self._session.threads.count,
             "seed": seed,
+            "unseen_kinks": self._unseen,
             "accumulate": self._session.accumulate,
             "models": self._models,
             "optimizers": [type(one).__name__ for one in self._optimizers],
@@ -255,7 +269,7 @@ def _padded(values: list[float], length: int) -> list[float]:
     return [*values, *([math.nan] * (length - len(values)))]
 
 
-def _stacked(steps: list[dict[str, Array]], names: list[str]) -> Array:
-    absent = np.full(WIDTH, np.nan)
+def _stacked(steps: list[dict[str, Array]], names: list[str], shape: tuple[int, ...] = (WIDTH,)) -> Array:
+    absent = np.full(shape, np.nan)
     rows = [[step.get(name, absent) for name in names] for step in steps]
-    return np.array(rows, dtype=np.float64).reshape(len(steps), len(names), WIDTH)
+    return np.array(rows, dtype=np.float64).reshape(len(steps), len(names), *shape)

@@ -16,6 +16,7 @@ import torch
 ROWS, COLUMNS = 4, 8
 STATISTICS = ("norm", "mean", "least", "greatest", "not_finite")
 WIDTH = len(STATISTICS) + ROWS * COLUMNS
+RECTIFIED = 1 + ROWS * COLUMNS  # numbers of `Sketcher.rectified`: elements above 0, and the projection of their mask
 SEED = 20  # of the signs: part of the format, so that all traces can be compared
 
 
@@ -35,14 +36,35 @@ class Sketcher:
         count = flat.numel()
         if count == 0:
             return torch.zeros(WIDTH, dtype=torch.float64, device=self._device)
+        projected = self._projected(flat)
+        least, greatest = torch.aminmax(flat)
+        lost = (~torch.isfinite(flat)).sum().to(torch.float64)
+        statistics = torch.stack([torch.linalg.vector_norm(flat), flat.mean(), least, greatest, lost])
+        return torch.cat([statistics, projected])
+
+    def rectified(self, tensor: torch.Tensor) -> torch.Tensor:
+        """(RECTIFIED,) fp64: how many elements are above 0, and the projection of where they are; zeros for a tensor
+        whose least element is not exactly 0, which no ReLU has made.
+
+        The mask is of 0 and 1, so that the mean of the squares of two projections' difference estimates how many
+        elements lie on the other side of 0.
+        """
+        tensor = tensor.detach()
+        if tensor.is_complex() or not tensor.numel():
+            return torch.zeros(RECTIFIED, dtype=torch.float64, device=self._device)
+        flat = tensor.to(self._device).reshape(-1)
+        above = (flat > 0).to(torch.float64)
+        row = torch.cat([above.sum().reshape(1), self._projected(above)])
+        return row * (flat.amin() == 0)
+
+    def _projected(self, flat: torch.Tensor) -> torch.Tensor:
+        """(ROWS * COLUMNS,) of (n,)."""
+        count = flat.numel()
         columns = math.isqrt(count - 1) + 1
         rows = -(-count // columns)
         padded = flat if rows * columns == count else torch.nn.functional.pad(flat, (0, rows * columns - count))
         projected = self._signs(rows, ROWS).T @ (padded.view(rows, columns) @ self._signs(columns, COLUMNS))
-        least, greatest = torch.aminmax(flat)
-        lost = (~torch.isfinite(flat)).sum().to(torch.float64)
-        statistics = torch.stack([torch.linalg.vector_norm(flat), flat.mean(), least, greatest, lost])
-        return torch.cat([statistics, projected.reshape(-1)])
+        return projected.reshape(-1)
 
     def samples(self, tensor: torch.Tensor) -> torch.Tensor:
         """One number a sample (the first dimension): equal samples have equal numbers, in whatever order they come."""

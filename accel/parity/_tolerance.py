@@ -9,9 +9,11 @@ All differences are 2-norms relative to the norm of what is compared.
    of them grow as sqrt(n) and not as n (Higham and Mary, https://doi.org/10.1137/18M1226312).
 2. What came before. A layer whose inputs or parameters already differ by d may differ by `AMPLIFY * d` more: the test
    is local, so that ordinary rounding that training itself amplifies is not taken for a fault, and what jumps is.
-3. Kinks. Where activations differ by d, a share of about d of the elements lies on the other side of a kink (ReLU,
-   maximum), and flips its derivative: gradients then differ by sqrt(d) of their norm. An adaptive optimizer divides by
-   the gradient's own size, which is a kink at 0: its updates differ by sqrt(d) of theirs.
+3. Kinks. An element that rounding moves across a kink (ReLU, maximum) flips its derivative. k flips among n active
+   elements change what flows back by about sqrt(k / n) of its norm, and `AMPLIFY` times that in one layer's gradient.
+   Flips at ReLUs are counted from the traces. Where a kink is not recorded, and forward values differ by d, its flips
+   are binomial: n * d of them are expected, and `flips` is what chance alone does not exceed. An adaptive optimizer
+   divides by the gradient's own size, which is a kink at 0: its updates differ by sqrt(d) of theirs.
 """
 
 from __future__ import annotations
@@ -40,6 +42,16 @@ def rounding(dtype: str, terms: int, operands: float) -> float:
     out = ROUNDOFF.get(dtype, ROUNDOFF["float32"])
     products = operands if operands > ROUNDOFF["float32"] else min(out, ROUNDOFF["float32"]) * math.sqrt(max(1, terms))
     return SIGMAS * (out + products)
+
+
+def flips(elements: int, difference: float) -> float:
+    """The elements of `elements` that may lie on the other side of a kink where values differ by `difference`.
+
+    The mean and `SIGMAS` deviations of a Poisson count; 2 more, since of fewer than one expected two still may come:
+    at a mean of 10^-3 a third has probability 10^-10.
+    """
+    mean = elements * min(1.0, difference)
+    return min(float(elements), mean + SIGMAS * math.sqrt(mean) + 2) if mean > 0 else 0.0
 
 
 def terms_of(module: Any, inputs: Any, output: Any) -> int:

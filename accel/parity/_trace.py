@@ -7,8 +7,12 @@ floating-point buffers) and W numbers a row (`_sketch`):
 - `loss`, `grad_norm`, `scale`, `skipped`: (S,), NaN where there is none
 - `rates`: (S, G), the learning rate of each parameter group before the step
 - `inputs`: (S, M), one number a sample of the model's first input, NaN beyond the samples there were
-- `forward`: (S, F, W), the output of each call; `gradient`: (S, P, W), reduced, unscaled and clipped, as the optimizer
-  got it; `state`: (S + 1, P, W), the first before step 1. Rows of what did not run are NaN.
+- `forward`: (S, F, W), the output of each call; `rectified`: (S, F, 2, R), where the call's input and its output are
+  above 0, if a ReLU made them (`Sketcher.rectified`; an input that is an earlier call's output counts there only)
+- `gradient`: (S, P, W), reduced, unscaled and clipped, as the optimizer got it
+- `state`: (S + 1, P, W), the first before step 1
+
+Rows of what did not run are NaN.
 """
 
 from __future__ import annotations
@@ -26,10 +30,10 @@ from safetensors import SafetensorError
 from accel import _atomic_dir
 from accel.errors import ParityError
 
-SCHEMA = 1
+SCHEMA = 2
 INDEX = "trace.json"
 Array = npt.NDArray[np.float64]
-ARRAYS = ("loss", "grad_norm", "scale", "skipped", "rates", "inputs", "forward", "gradient", "state")
+ARRAYS = ("loss", "grad_norm", "scale", "skipped", "rates", "inputs", "forward", "rectified", "gradient", "state")
 _FIELDS = ("schema", "width", "run", "steps", "layers", "states", "world_size")
 
 
@@ -42,6 +46,7 @@ class Layer:
     dtype: str  # of its output
     shape: tuple[int, ...]  # of its output in the first step
     terms: int  # numbers that are added up for one element of the output
+    unseen: int = 0  # elements at kinks of its own that `rectified` does not show, as those of a maximum
 
 
 @dataclass(frozen=True)
@@ -136,6 +141,7 @@ def read(path: str | Path) -> Trace:
         raise ParityError(f"{directory} is damaged ({error}); record the trace again") from error
     wanted = {
         "forward": (steps, len(layers), width),
+        "rectified": (steps, len(layers), 2, width - 4),  # a count in the place of the five statistics
         "gradient": (steps, len(states), width),
         "state": (steps + 1, len(states), width),
         **dict.fromkeys(("loss", "grad_norm", "scale", "skipped"), (steps,)),

@@ -9,7 +9,7 @@ import numpy as np
 from accel.parity import _tolerance as tolerance
 from accel.parity._difference import LOST, apart, projected_size, ratio, relative, size
 from accel.parity._finding import Finding, hint
-from accel.parity._trace import Array, State, Trace
+from accel.parity._trace import Array, Layer, State, Trace
 
 LINEAR = frozenset({"SGD"})  # optimizers whose update is linear in the gradient
 EXACT = 1e-9  # learning rates and scales are numbers of the host
@@ -30,6 +30,10 @@ class Walk:
         for index, state in enumerate(a.states):
             self._by_layer.setdefault(state.layer, []).append(index)
         self._backward_order = self._order()
+        self._place: dict[str, int] = {}  # of each module's first call, which all kinks of its later ones follow
+        for index, layer in enumerate(a.layers):
+            self._place.setdefault(layer.name.partition("#")[0], index)
+        self._hidden = bool(a.run["unseen_kinks"] or b.run["unseen_kinks"])
         self._gradients = np.zeros(len(a.states))  # the largest difference of each gradient so far: momentum keeps it
         self.findings: list[Finding] = []
         self.seen: dict[str, list[list[tuple[float, float]]]] = {"forward": [], "backward": [], "update": []}
@@ -46,11 +50,11 @@ class Walk:
         self._before = states.total
         self._forward(step, states)
         self._loss(step)
-        kinks = self._before
-        self._backward(step, kinks)
+        reached = self._before
+        self._backward(step, self._kinks(step, reached))
         self._numbers(step)
         self._update(step)
-        self.grown.append(tolerance.AMPLIFY * kinks)
+        self.grown.append(tolerance.AMPLIFY * reached)
 
     # -- in the order of a step ------------------------------------------------------------------------------------
 
@@ -84,7 +88,7 @@ class Walk:
         mine, other = self._mine["forward"][step], self._other["forward"][step]
         distance = relative(apart(mine, other), size(mine))
         for index, (layer, theirs) in enumerate(zip(self._a.layers, self._b.layers, strict=True)):
-            if self._same_policy and step == 0 and layer.dtype != theirs.dtype:
+            if self._same_policy and step == 0 and layer.dtype != theirs.dtype and not by_list(self._a, self._b, layer):
                 self._add(Finding(
                     1, "forward", layer.name, layer.kind, self._rank, float(distance[index]), 0.0,
                     f"its output is {layer.dtype} against {theirs.dtype}", "The policy is the same, the dtype is not: "
@@ -106,14 +110,33 @@ class Walk:
         self._judge(step, "forward", "(loss)", "", difference, allowed, f"{ours:.6g} against {theirs:.6g}")
         self._before = max(self._before, difference)
 
-    def _backward(self, step: int, kinks: float) -> None:
+    def _kinks(self, step: int, reached: float) -> Array:
+        """(F + 1,): by how much flips at the kinks from each call on may change what flows back to it; [F] is 0.
+
+        `reached`: the largest difference of the forward.
+        """
+        mine, other = (np.nan_to_num(rows["rectified"][step]) for rows in (self._mine, self._other))
+        flipped = np.mean((mine[..., 1:] - other[..., 1:]) ** 2, axis=-1)
+        share = relative(flipped, np.maximum(1.0, np.minimum(mine[..., 0], other[..., 0])))
+        behind, own = share[:, 0], share[:, 1]
+        unseen = np.array([max(a.unseen, b.unseen) for a, b in zip(self._a.layers, self._b.layers, strict=True)])
+        own += np.array([ratio(tolerance.flips(int(n), reached), max(1, int(n))) for n in unseen])
+        # What lies behind a call's input comes before its own parameters, and after those of the call before.
+        whole = own + np.append(behind[1:], 0.0)
+        result: Array = np.append(np.cumsum(whole[::-1])[::-1], 0.0)
+        if self._hidden and len(own):  # nobody knows where: at an output of the usual size, after all parameters
+            elements = int(np.median([math.prod(layer.shape) for layer in self._a.layers]))
+            result += ratio(tolerance.flips(elements, reached), max(1, elements))
+        return np.sqrt(result)
+
+    def _backward(self, step: int, kinks: Array) -> None:
         mine, other = self._mine["gradient"][step], self._other["gradient"][step]
         distance, norms = apart(mine, other), size(mine)
         whole = float(np.sqrt(np.sum(norms**2)))
         for index in self._backward_order:
             state = self._a.states[index]
             own = tolerance.rounding(self._narrow, state.terms, self._operands)
-            before = tolerance.AMPLIFY * (self._before + math.sqrt(kinks))
+            before = tolerance.AMPLIFY * (self._before + float(kinks[self._place.get(state.layer, 0)]))
             if distance[index] == 0 and norms[index] == 0:
                 continue  # none, or exactly zero in both
             difference = ratio(float(distance[index]), float(norms[index]) or whole)
@@ -126,7 +149,7 @@ class Walk:
             )
         ours, theirs = float(self._mine["grad_norm"][step]), float(self._other["grad_norm"][step])
         if math.isfinite(ours) and math.isfinite(theirs):
-            allowed = tolerance.AMPLIFY * (self._before + math.sqrt(kinks))
+            allowed = tolerance.AMPLIFY * (self._before + float(kinks[0]))
             allowed += tolerance.rounding("float32", 1000, self._operands)
             difference = ratio(abs(ours - theirs), abs(ours))
             self._judge(step, "backward", "(norm)", "", difference, allowed, f"{ours:.6g} against {theirs:.6g}")
@@ -165,7 +188,7 @@ class Walk:
                 allowed = own + tolerance.AMPLIFY * max(self._before, float(earlier[index]))
                 group = float(np.linalg.norm(norms[self._by_layer[state.layer]]))
                 difference = ratio(float(apart(mine[step + 1][index], other[step + 1][index])), group)
-                self._judge(step, "update", state.name, "", difference, allowed)
+                self._judge(step, "update", state.name, "buffer", difference, allowed)
                 continue
             gradient = float(self._gradients[index])
             allowed = tolerance.AMPLIFY * max(gradient, float(np.nan_to_num(earlier[index], posinf=1.0)))
@@ -185,7 +208,7 @@ class Walk:
 
     def _order(self) -> list[int]:
         """Parameters in the order in which backward reaches them: those of the last layer first."""
-        place = {layer.name.partition("#")[0]: index for index, layer in enumerate(self._a.layers)}
+        place = {layer.name.partition("#")[0]: index for index, layer in enumerate(self._a.layers)}  # of the last call
         return sorted(
             (index for index, state in enumerate(self._a.states) if not state.buffer),
             key=lambda index: (-place.get(self._a.states[index].layer, -1), index),
@@ -218,6 +241,13 @@ class Walk:
 
     def _add(self, finding: Finding) -> None:
         self.findings.append(finding)
+
+
+def by_list(a: Trace, b: Trace, layer: Layer) -> bool:
+    """Whether another dtype of `layer` is the doing of vendors' autocast lists: BatchNorm's output is fp32 where it is
+    on the list and of the activations' dtype elsewhere, and computed alike (docs/tables/dtypes.md).
+    """
+    return bool(a.run["backend"] != b.run["backend"] and layer.kind.startswith("BatchNorm"))
 
 
 class _States:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from accel.errors import ArgumentError, RecordError
+from accel.records._consistent import check_consistency
 from accel.records._record import SCHEMA, Record
 
 log = logging.getLogger("accel")
@@ -43,7 +44,7 @@ def check(data: Any, where: str = "record") -> None:
     for place, number in _numbers(data):
         if not math.isfinite(number):
             raise RecordError(f"{where}: {place} is {number}, not a finite number; give null and a reason instead")
-    _check_consistency(data, where)
+    check_consistency(data, where)
 
 
 @cache
@@ -171,30 +172,6 @@ def _check_version(found: Any, where: str) -> None:
     raise RecordError(
         f"{where}: has schema {_short(repr(found))}, expected {SCHEMA!r}; not an accel record, leave this file out"
     )
-
-
-def _check_consistency(data: dict[str, Any], where: str) -> None:
-    """What the schema cannot say: figures that must agree with each other."""
-    work, hardware, protocol, results = data["workload"], data["hardware"], data["protocol"], data["results"]
-    batch, accumulate, whole = (work[name]["value"] for name in ("batch_per_device", "accumulate", "global_batch"))
-    world = hardware["world_size"]["value"]
-    if None not in (batch, accumulate, whole, world) and whole != batch * accumulate * world:
-        raise RecordError(
-            f"{where}: workload.global_batch is {whole}, but {batch} images x {accumulate} micro-batches x {world} "
-            f"ranks is {batch * accumulate * world}; make the record again"
-        )
-    steps, repeats = protocol["steps"]["value"], protocol["repeats"]["value"]
-    times = len(results["step_times"]["values"])
-    if None not in (steps, repeats) and times and times != steps * repeats:
-        raise RecordError(
-            f"{where}: results.step_times has {times} values, but {repeats} repeats of {steps} steps were timed; "
-            "make the record again"
-        )
-    marks = [results[name]["value"] for name in ("step_time_p10", "step_time", "step_time_p90")]
-    if None not in marks and marks != sorted(marks):
-        raise RecordError(
-            f"{where}: results.step_time is not between its p10 and p90 ({marks} s); make the record again"
-        )
 
 
 def _numbers(value: Any, place: str = "") -> list[tuple[str, float]]:

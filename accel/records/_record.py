@@ -147,6 +147,63 @@ class Results:
     update_time: Figure = Figure(None, "s", reason=NOT_YET)
     reduce_time: Figure = Figure(None, "s", reason=NOT_YET)
     energy: Figure = Figure(None, "J/image", reason=NOT_YET)
+    backward_alone_time: Figure = Figure(None, "s", reason=NOT_YET)
+    reduce_overlap: Figure = Figure(None, "fraction", reason=NOT_YET)
+    data_share: Figure = Figure(None, "fraction", reason=NOT_YET)
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What an epoch took, and whether and when the run reached an accuracy; see `accel.bench._goal`.
+
+    `evaluated_at` (s since before the first data access) and `accuracies` have one value an evaluation.
+    """
+
+    clock: str
+    epoch_images: Figure
+    epoch_time: Figure
+    epoch_basis: str  # "measured" or "extrapolated"
+    target: Figure
+    outcome: str  # "reached", "not reached" or "no target"
+    time_to_target: Figure
+    epochs_to_target: Figure
+    evaluated_images: Figure
+    evaluated_at: Series
+    accuracies: Series
+
+
+@dataclass(frozen=True)
+class InputTrial:
+    """Training steps with one way to load data: images/s, and the share of the time spent waiting for it."""
+
+    workers: Figure
+    pinned: bool
+    throughput: Figure
+    data_share: Figure
+
+
+@dataclass(frozen=True)
+class InputAdvice:
+    """Ways to load data that were tried on this machine, and which to use; None with a reason in `advice` where none
+    could be tried.
+    """
+
+    trials: tuple[InputTrial, ...]
+    workers: Figure
+    pinned: bool | None
+    advice: str
+
+
+@dataclass(frozen=True)
+class Disturbance:
+    """Signs, from the devices and the hosts themselves, that a run had them not at full clock or not to itself."""
+
+    samples: Figure
+    throttled: Figure  # share of the samples
+    throttle_causes: tuple[str, ...]
+    other_processes: Figure  # most at once on one device
+    other_load: Figure  # CPU cores of one host, on average
+    cpu_wait: Figure  # share of the time that a thread of the run stood ready and had no core
 
 
 @dataclass(frozen=True)
@@ -236,6 +293,9 @@ class Record:
     prediction: Prediction | None = None  # only where the origin is "predicted"
     plan: MemoryPlan | None = None  # only where the origin is "predicted"
     efficiency: Efficiency | None = None
+    goal: Goal | None = None
+    input: InputAdvice | None = None
+    disturbance: Disturbance | None = None
     sources: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     schema: str = field(default=SCHEMA)
@@ -257,10 +317,11 @@ class Record:
 
 
 def _singular(unit: str) -> str:
-    return unit.removesuffix("es") if unit.endswith("ches") else unit.removesuffix("s")
+    return unit.removesuffix("es") if unit.endswith(("ches", "sses")) else unit.removesuffix("s")
 
 
-_OPTIONAL = frozenset({"origin", "reason", "prediction", "plan", "efficiency"})  # absent from the file where None
+# absent from the file where None
+_OPTIONAL = frozenset({"origin", "reason", "prediction", "plan", "efficiency", "goal", "input", "disturbance"})
 _OPTIONAL_LISTS = frozenset({"sources"})  # absent from the file where empty
 
 

@@ -8,24 +8,24 @@ from typing import Any
 import torch
 from torch import nn
 
-_seeding = threading.RLock()  # ranks may be threads of one process, which share torch's generator
+seeding = threading.RLock()  # ranks may be threads of one process, which share torch's generator
 
 
 def mlp(seed: int = 0) -> nn.Sequential:
     """No BatchNorm: its gradient over a batch is the mean over any split of it."""
-    with _seeding:
+    with seeding:
         torch.manual_seed(seed)
         return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
 
 
 def rivals() -> tuple[nn.Sequential, nn.Sequential]:
     """A generator and its critic."""
-    with _seeding:
+    with seeding:
         return mlp(0), nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
 
 
 def convnet(seed: int = 0) -> nn.Sequential:
-    with _seeding:
+    with seeding:
         torch.manual_seed(seed)
         return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 3))
 

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 import accel
 from accel import data
+from accel.testing.models import seeding
 
 BATCH, SIZE, CLASSES = 8, 16, 10
 # What is planted, and where parity must find it: step, direction, layer.
@@ -23,6 +24,13 @@ FAULTS = {
     "scheduler": (4, "update", "(learning rate of group 0)"),
     "dtype": (1, "forward", "conv3"),
     "dropout": (1, "forward", "dropout"),
+}
+# In the backward pass or after it only, where nothing but rounding differs in the forward of the step.
+LATE_FAULTS = {
+    "gradient": (1, "backward", "conv3.weight"),  # a tenth too large, before a ReLU, at which rounding flips elements
+    "slight gradient": (1, "backward", "fc.weight"),  # a thousandth, where no kink follows
+    "momentum": (1, "update", "bn2.running_mean"),  # only BatchNorm's buffers differ
+    "decay": (1, "update", "conv1.weight"),  # weight decay in one optimizer
 }
 FAULT_OF_RANKS = {"reduction": (1, "backward", "fc.weight")}
 
@@ -72,15 +80,24 @@ def tf32(x: torch.Tensor) -> torch.Tensor:
 def train(backend: str, *, seed: int = 0, steps: int = 6, fault: str = "", precision: str = "fp32") -> None:
     """Train `steps` steps with SGD and a scheduler, on this rank's share of synthetic images."""
     with accel.init(backend=backend, precision=precision, seed=seed, timeout=60.0) as session:
-        torch.manual_seed(seed)
-        model = Net(rounded=fault == "tf32", plain=fault == "dtype")
+        with seeding:
+            torch.manual_seed(seed)
+            model = Net(rounded=fault == "tf32", plain=fault == "dtype")
         if fault == "eps":
             model.bn2.eps = 1e-3
-        if fault == "reduction":
+        if fault == "gradient":
+            model.conv3.weight.register_hook(lambda gradient: gradient * 1.1)
+        if fault == "slight gradient":
+            model.fc.weight.register_hook(lambda gradient: gradient * 1.001)
+        if fault == "momentum":
+            model.bn2.momentum = 0.2
+        if fault == "reduction" and session.backend.kind == "lazy":
+            _leave_out_the_classifier(session.backend.collective)
+        elif fault == "reduction":
             nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(
                 model, ["fc.weight", "fc.bias"]
             )
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=0.1 * (fault == "decay"))
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, gamma=0.5)
         images = data.synthetic(SIZE, CLASSES, BATCH * session.world_size * steps, seed)
         called, optimizer = session.prepare(model, optimizer, host_dropout=True)
@@ -95,6 +112,12 @@ def train(backend: str, *, seed: int = 0, steps: int = 6, fault: str = "", preci
             session.backward(cross_entropy(logits.float(), y))
             skipped = fault == "scheduler" and step == 3
             session.step(optimizer, scheduler=None if skipped else scheduler)
+
+
+def _leave_out_the_classifier(collective: Any) -> None:
+    """Reduce all gradients but those of the last layer, which come last."""
+    whole = collective.all_reduce_coalesced
+    collective.all_reduce_coalesced = lambda tensors, *args, **options: whole(tensors[:-2], *args, **options)
 
 
 @contextlib.contextmanager
@@ -115,3 +138,8 @@ def record(out: Any, backend: str, **arguments: Any) -> Any:
     steps = int(arguments.get("steps", 6))
     parity.record(lambda: train(backend, **arguments), out=out, steps=steps, command="test")
     return parity.read(out)
+
+
+def record_here(out: str, backend: str, arguments: dict[str, Any]) -> str:
+    """`record` as a rank runs it: where the trace is."""
+    return str(record(out, backend, **arguments).path)

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import accel
+from accel.bench._host_reads import HostReads
 from accel.errors import ArgumentError, LossScaleError, ModelError, UnsupportedError
 from accel.precision import POLICIES
 from accel.testing.models import assert_close, convnet, data, mlp, sgd, values
@@ -212,16 +212,6 @@ def test_overflow_without_end_is_an_error_that_names_the_parameter(backend: Any,
     assert bool(torch.isfinite(session.unwrap(model).weight).all())
 
 
-class HostReads(TorchDispatchMode):
-    """Counts the values that the host reads from the device (`.item()` and its like)."""
-
-    count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += func is torch.ops.aten._local_scalar_dense.default
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize("policy", POLICIES)
 def test_host_reads_one_flag_a_boundary_under_fp16_and_nothing_otherwise(backend: Any, start: Any, policy: str) -> None:
     needs(backend, policy)
@@ -229,8 +219,7 @@ def test_host_reads_one_flag_a_boundary_under_fp16_and_nothing_otherwise(backend
     model = mlp()
     called, optimizer = session.prepare(model, sgd(model, momentum=0.9))
     meter = session.meter()
-    counted: Any = HostReads  # torch leaves its constructor untyped
-    with counted() as reads:
+    with HostReads() as reads:
         for x, y in session.batches([data(8, seed=i) for i in range(7)]):
             with session.autocast():
                 loss = nn.functional.mse_loss(called(x).float(), y)
@@ -265,6 +254,8 @@ def test_optimizers_that_unscale_themselves_do_not_unscale_twice(backend: Any, s
         {"precision": "fp16", "loss_scale": 0},
         {"precision": "fp16", "loss_scale": -1.0},
         {"precision": "fp16", "loss_scale": math.nan},
+        {"precision": "fp16", "loss_scale": 1e-45},
+        {"precision": "fp16", "loss_scale": 1e300},
         {"clip_norm": 0},
         {"clip_norm": -1},
         {"accumulate": 0},
@@ -292,6 +283,9 @@ def test_bad_argument_of_init_is_named_and_changes_nothing(backend: Any, start: 
         {"init": 0.5},
         {"init": math.inf},
         {"init": 1e-45},
+        {"init": 1e300},
+        {"floor": 1e-45},
+        {"floor": math.inf},
         {"growth": 0.5},
         {"backoff": 1.0},
         {"backoff": 0},

@@ -37,6 +37,26 @@ def test_optimizer_built_before_prepare_trains_the_placed_model_with_its_state(s
     assert_close(values(session.unwrap(called)), values(expected))
 
 
+def test_gradient_hooks_from_before_prepare_hold_and_their_handles_too(start: Any) -> None:
+    session = start()
+    model = mlp()
+    seen: list[str] = []
+    named = dict(model.named_parameters())
+    named["0.weight"].register_hook(lambda gradient: gradient * 0)
+    handle = named["2.weight"].register_hook(lambda gradient: seen.append("before"))
+    named["2.bias"].register_post_accumulate_grad_hook(lambda parameter: seen.append("after"))
+    called, optimizer = session.prepare(model, sgd(model))
+    before = values(session.unwrap(called))
+    for x, y in session.batches([data(4, seed=i) for i in range(2)]):
+        session.backward(nn.functional.mse_loss(called(x), y))
+        session.step(optimizer)
+        handle.remove()
+    after = values(session.unwrap(called))
+    assert torch.equal(before[0], after[0])
+    assert not torch.equal(before[2], after[2])
+    assert sorted(seen) == ["after", "after", "before"]
+
+
 def test_ties_are_kept(start: Any) -> None:
     model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
     model[1].weight = model[0].weight

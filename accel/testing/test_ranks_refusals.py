@@ -26,6 +26,7 @@ def _refused(name: str) -> dict[str, Any]:
         leaf = nn.Parameter(torch.ones(2, device=s.device))
         calls: dict[str, Callable[[], object]] = {
             "unknown op": lambda: c.all_reduce(t, "median"),
+            "op of another type": lambda: c.all_reduce(t, ["sum"]),
             "root out of range": lambda: c.broadcast(t, src=2),
             "root below range": lambda: c.broadcast(t, src=-1),
             "root of another type": lambda: c.broadcast(t, src=True),
@@ -35,6 +36,8 @@ def _refused(name: str) -> dict[str, Any]:
             "leaf": lambda: c.all_reduce(leaf),
             "rows": lambda: c.reduce_scatter(torch.ones(3, device=s.device)),
             "timeout": lambda: c.all_reduce(t, timeout=0.0),
+            "peer out of range": lambda: c.send(t, dst=2),
+            "many with a non-tensor": lambda: c.all_reduce_coalesced([t, None]),
         }
         spread = torch.ones(1, device=s.device).expand(3)
         if 0 in spread.stride():  # a lazy device has no memory to share
@@ -62,6 +65,7 @@ def test_bad_arguments_give_one_error_on_all_ranks_and_touch_nothing(ranks: Rank
     assert first.pop("usable") == [3.0] * 4
     said = {
         "unknown op": "ArgumentError: op is 'median'",
+        "op of another type": "ArgumentError: op is ['sum']",
         "root out of range": "ArgumentError: src is 2",
         "root below range": "ArgumentError: src is -1",
         "root of another type": "ArgumentError: src is True",
@@ -71,6 +75,8 @@ def test_bad_arguments_give_one_error_on_all_ranks_and_touch_nothing(ranks: Rank
         "leaf": "TensorError",
         "rows": "TensorError",
         "timeout": "ArgumentError: timeout is 0.0",
+        "peer out of range": "ArgumentError: dst is 2",
+        "many with a non-tensor": "TensorError",
         "expanded": "TensorError",
     }
     for what, text in first.items():

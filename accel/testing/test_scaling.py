@@ -14,7 +14,7 @@ from torch import nn
 
 import accel
 from accel.errors import WindowError
-from accel.testing.models import assert_close, data, mlp, sgd, values
+from accel.testing.models import assert_close, convnet, data, mlp, sgd, values
 from accel.testing.test_precision import needs
 
 Loop = Callable[[Any], list[torch.Tensor]]
@@ -118,6 +118,24 @@ def test_determinism_is_in_force_and_what_it_leaves_out_is_named(backend: Any, s
     assert said["determinism"], "what cannot be honoured must be named, or that nothing is left out"
     session.close()
     assert start().backend.precision.describe()["determinism"] is None
+
+
+def test_deterministic_training_repeats_bit_by_bit(start: Any) -> None:
+    first, second = (_convolutions(start(deterministic=True, seed=3)) for _ in range(2))
+    assert_close(first, second, 0)
+
+
+def _convolutions(session: Any) -> list[torch.Tensor]:
+    """With the device's own dropout."""
+    model = nn.Sequential(convnet(), nn.Dropout(0.3))
+    called, optimizer = session.prepare(model, sgd(model, momentum=0.9))
+    generator = torch.Generator().manual_seed(0)
+    for x in session.batches([torch.randn(4, 3, 8, 8, generator=generator) for _ in range(3)]):
+        session.backward(called(x).square().mean())
+        session.step(optimizer)
+    found = values(session.unwrap(called))
+    session.close()
+    return found
 
 
 def test_a_switch_that_is_changed_behind_the_session_is_reported(backend: Any, start: Any) -> None:

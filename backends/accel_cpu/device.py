@@ -11,12 +11,14 @@ from typing import Any
 
 import torch
 
-from accel.device import DeviceProperties
+from accel.device import DeviceProperties, Disturbance
 from accel.eager import EagerDevice, foreign_generator
 from accel.errors import ArgumentError
 from accel_cpu.memory import total_memory
 
 RAPL = Path("/sys/class/powercap")  # running average power limit: an energy counter for each processor package
+# x86 kernels count here how often a core or package was held below its clock for its temperature.
+THERMAL, COUNTERS = Path("/sys/devices/system/cpu"), "cpu[0-9]*/thermal_throttle/*_throttle_count"
 HOST = torch.device("cpu")
 
 
@@ -28,6 +30,7 @@ class CpuDevice(EagerDevice):
 
     def __init__(self) -> None:
         super().__init__("cpu")
+        self._throttled = _throttle_count()
 
     @property
     def torch_device(self) -> torch.device:
@@ -61,6 +64,15 @@ class CpuDevice(EagerDevice):
         except (OSError, ValueError):  # since Linux 5.10 only root may read them
             return None
         return sum(counters) / 1e6 if counters else None
+
+    def disturbance(self, index: int | None = None) -> Disturbance:
+        self.checked(index)
+        before, self._throttled = self._throttled, _throttle_count()
+        reasons = {"processes": "every process of a host may use its cores; their load is told instead"}
+        if before is None or self._throttled is None:
+            reasons["throttled"] = f"the kernel shows no {THERMAL}/{COUNTERS} here, as in a virtual machine"
+            return Disturbance(None, None, reasons)
+        return Disturbance(("heat",) if self._throttled > before else (), None, reasons)
 
     def _device_rng_state(self) -> dict[str, Any]:
         return {}  # the host's torch generator is the device's
@@ -99,6 +111,15 @@ class CpuEvent:
         if not (self._timing and end._timing) or self._at is None or end._at is None:
             raise ArgumentError("elapsed_time: both events must be made with event(timing=True) and recorded")
         return (end._at - self._at) * 1e3
+
+
+def _throttle_count() -> int | None:
+    """Times that a core or package was held down for heat since the host started; None where nobody counts."""
+    try:
+        counts = [int(file.read_text()) for file in THERMAL.glob(COUNTERS)]
+    except (OSError, ValueError):
+        return None
+    return sum(counts) if counts else None
 
 
 def _model_name() -> str | None:

@@ -22,6 +22,7 @@ class CpuTransport(C10dTransport):
     name = "gloo"
     c10d_backend = "gloo"
     blocks = True
+    queues = True
     # bool moves as it is; complex is refused by all_to_all (torch 2.13), so it moves as bytes everywhere.
     native_dtypes = _INTEGERS | _FLOATS | {torch.bool}
     native_reductions: Mapping[str, frozenset[torch.dtype]] = {

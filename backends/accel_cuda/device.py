@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from accel.chips import recognise
-from accel.device import DeviceProperties
+from accel.device import DeviceProperties, Disturbance
 from accel.eager import EagerDevice
 from accel.errors import BackendError
 from accel_cuda import nvml
@@ -57,6 +57,11 @@ class CudaDevice(EagerDevice):
         identity = self.identity(index)
         assert identity is not None
         return nvml.energy(identity)
+
+    def disturbance(self, index: int | None = None) -> Disturbance:
+        identity = self.identity(index)
+        assert identity is not None
+        return Disturbance(*nvml.disturbance(identity))
 
     def graphed(self, module: nn.Module, sample: torch.Tensor, autocast_dtype: torch.dtype | None) -> nn.Module:
         kept = [buffer.clone() for buffer in module.buffers()]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
@@ -54,6 +54,8 @@ class CudaNumerics(Numerics):
         "operations on torch's list without a deterministic form raise an error; NCCL may choose another order of sums "
         "for another number or wiring of GPUs"
     )
+
+    deterministic_values: ClassVar[dict[str, tuple[str, ...]]] = {"CUBLAS_WORKSPACE_CONFIG": (":4096:8", ":16:8")}
 
     def __init__(self, capability: tuple[int, int]) -> None:
         super().__init__()

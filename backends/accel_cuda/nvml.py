@@ -15,7 +15,9 @@ from typing import Any
 
 LIBRARY = "libnvidia-ml.so.1"  # tests point it at a library of their own
 
-_SUCCESS, _NOT_SUPPORTED, _NOT_FOUND, _DRIVER_NOT_LOADED, _VERSION_MISMATCH = 0, 3, 6, 9, 18
+_SUCCESS, _NOT_SUPPORTED, _NOT_FOUND, _INSUFFICIENT_SIZE, _DRIVER_NOT_LOADED, _VERSION_MISMATCH = 0, 3, 6, 7, 9, 18
+# nvmlClocksEventReason...: what of it lowers the clock of a GPU that works. Left out: idle, clocks that were asked for.
+_HELD = {0x04: "power limit", 0x08: "hardware slowdown", 0x20: "heat", 0x40: "heat", 0x80: "power brake"}
 _TEXT = 96  # NVML_DEVICE_NAME_V2_BUFFER_SIZE and NVML_DEVICE_UUID_V2_BUFFER_SIZE
 
 
@@ -64,6 +66,34 @@ def energy(uuid: str) -> float | None:
     except NvmlError:  # a MIG device has no counter of its own, a container may not be allowed to read it
         return None
     return millijoules.value / 1e3
+
+
+def disturbance(uuid: str) -> tuple[tuple[str, ...] | None, int | None, dict[str, str]]:
+    """What holds the GPU's clock down at this moment, how many processes compute on it, and why one of them is None."""
+    reasons: dict[str, str] = {}
+    throttled = processes = None
+    try:
+        with _opened() as library:
+            handle, mask, count = ctypes.c_void_p(), ctypes.c_ulonglong(), ctypes.c_uint(0)
+            _call(library, "nvmlDeviceGetHandleByUUID", uuid.encode(), ctypes.byref(handle))
+            try:
+                _call(library, "nvmlDeviceGetCurrentClocksThrottleReasons", handle, ctypes.byref(mask))
+                throttled = tuple(dict.fromkeys(name for bit, name in _HELD.items() if mask.value & bit))
+            except NvmlError as error:  # not told of a MIG device
+                reasons["throttled"] = str(error)
+            name = "nvmlDeviceGetComputeRunningProcesses_v3"
+            code = getattr(library, name)(
+                handle, ctypes.byref(count), None
+            )  # no room is given: it says how much it needs
+            if code not in (_SUCCESS, _INSUFFICIENT_SIZE):
+                _check(library, name, code)
+            # This process is one of them, unless its container hides it from the driver's list, and others with it.
+            processes = count.value or None
+            if processes is None:
+                reasons["processes"] = "the driver lists no process, not this one either: a container may hide them"
+    except (NvmlError, AttributeError) as error:
+        reasons = {name: str(error) for name in ("throttled", "processes")} | reasons
+    return throttled, processes, reasons
 
 
 def _gpu(library: Any, index: int) -> Gpu:

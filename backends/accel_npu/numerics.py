@@ -8,7 +8,7 @@ over both.
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch_npu
@@ -34,6 +34,7 @@ class NpuNumerics(Numerics):
         "HCCL sums in a fixed order only where HCCL_DETERMINISTIC=true was set before its first collective, which a "
         "session does; operators that CANN has no deterministic form of run as they are"
     )
+    deterministic_values: ClassVar[dict[str, tuple[str, ...]]] = {"HCCL_DETERMINISTIC": ("true", "strict")}
 
     def snapshot(self) -> tuple[bool, bool, Any, bool]:
         return (

@@ -32,12 +32,25 @@ def machine(nvml_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
     def make(
-        *gpus: str, driver: str = "550.54.15", cuda: int = 12040, init: int = 0, build: str | None = "12.8"
+        *gpus: str,
+        driver: str = "550.54.15",
+        cuda: int = 12040,
+        init: int = 0,
+        build: str | None = "12.8",
+        held: int = 0,
+        busy: int = 0,
     ) -> None:
         (tmp_path / "dev").mkdir(exist_ok=True)
         for index in range(len(gpus)):
             (tmp_path / "dev" / f"nvidia{index}").touch()
-        answers = [f"init={init}", f"driver={driver}", f"cuda={cuda}", *(f"gpu={gpu}" for gpu in gpus)]
+        answers = [
+            f"held={held}",
+            f"busy={busy}",
+            f"init={init}",
+            f"driver={driver}",
+            f"cuda={cuda}",
+            *(f"gpu={gpu}" for gpu in gpus),
+        ]
         monkeypatch.setenv("FAKE_NVML", ";".join(answers))
         # os.environ reaches the C library's getenv through putenv
         monkeypatch.setattr(accel_cuda, "_build", lambda: (build, "a CPU build"))

@@ -1,5 +1,6 @@
 /* A stand-in for the driver's libnvidia-ml.so.1, whose answers stand in the variable FAKE_NVML:
    "init=0;driver=550.54.15;cuda=12040;gpu=NAME|GPU-UUID|MAJOR.MINOR|MIG-UUID,MIG-UUID;gpu=..." (no last part: MIG off).
+   "held=MASK" are the reasons for which clocks are held down, "busy=COUNT" the processes that compute.
    The signatures are those of nvml.h. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,16 +9,18 @@
 typedef int nvmlReturn_t;
 #define MOST 8
 static struct { char name[96], uuid[96], mig[MOST][96]; int major, minor, migs, mig_on; } gpus[MOST];
-static int count, cuda, opened;
+static int count, cuda, opened, held, busy;
 static char version[80];
 
 nvmlReturn_t nvmlInit_v2(void) {
     char text[4096], *rest = text, *part;
     int code = 0;
     snprintf(text, sizeof text, "%s", getenv("FAKE_NVML"));
-    count = 0;
+    count = held = busy = 0;
     while ((part = strsep(&rest, ";"))) {
         if (!strncmp(part, "init=", 5)) code = atoi(part + 5);
+        if (!strncmp(part, "held=", 5)) held = strtol(part + 5, NULL, 0);
+        if (!strncmp(part, "busy=", 5)) busy = atoi(part + 5);
         if (!strncmp(part, "cuda=", 5)) cuda = atoi(part + 5);
         if (!strncmp(part, "driver=", 7)) snprintf(version, sizeof version, "%s", part + 7);
         if (!strncmp(part, "gpu=", 4)) {
@@ -78,6 +81,17 @@ nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, void **out) {
     for (int i = 0; i < count; i++)
         if (!strcmp(uuid, gpus[i].uuid)) { *out = &gpus[i]; return 0; }
     return 6;
+}
+nvmlReturn_t nvmlDeviceGetCurrentClocksThrottleReasons(void *gpu, unsigned long long *out) {
+    for (int i = 0; i < count; i++)
+        if (gpu == &gpus[i]) { *out = held; return 0; }
+    return 3; /* a MIG device has no clock of its own */
+}
+nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(void *gpu, unsigned *n, void *infos) {
+    int room = *n;
+    *n = busy;
+    if (busy > room) return 7;
+    return infos || !busy ? 0 : 2;
 }
 nvmlReturn_t nvmlDeviceGetTotalEnergyConsumption(void *gpu, unsigned long long *out) {
     for (int i = 0; i < count; i++)

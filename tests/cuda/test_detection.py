@@ -128,6 +128,35 @@ def test_the_driver_counts_energy_where_the_chip_does(machine):
     assert nvml.energy("MIG-1111") is None
 
 
+@pytest.mark.parametrize(
+    ("held", "said"),
+    [
+        (0x0, ()),
+        (0x1, ()),
+        (0x2, ()),
+        (0x4, ("power limit",)),
+        (0x60, ("heat",)),
+        (0x88, ("hardware slowdown", "power brake")),
+    ],
+)
+def test_the_driver_tells_for_what_clocks_are_held_down(machine, held, said):
+    machine(A100, held=held, busy=3)
+    assert nvml.disturbance("GPU-aaaa1111-0") == (said, 3, {})
+
+
+def test_what_the_driver_does_not_tell_of_a_device_is_unknown_with_a_reason(machine):
+    machine(A100_MIG, busy=0)
+    throttled, processes, reasons = nvml.disturbance("MIG-1111")
+    assert (throttled, processes) == (None, None)
+    assert "nvmlDeviceGetCurrentClocksThrottleReasons failed with NVML error 3" in reasons["throttled"]
+    assert "a container may hide them" in reasons["processes"]
+    machine(A100, init=9)
+    throttled, processes, reasons = nvml.disturbance("GPU-aaaa1111-0")
+    assert (throttled, processes) == (None, None)
+    assert all("kernel driver is not loaded" in reason for reason in reasons.values())
+    assert set(reasons) == {"throttled", "processes"}
+
+
 def test_what_the_installed_torch_is_built_for_is_read_without_importing_it():
     assert accel_cuda._build()[0] == torch.version.cuda
 

@@ -74,6 +74,11 @@ def test_determinism_gives_cublas_its_workspace_and_keeps_the_users(numerics, mo
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
     numerics.apply("fp32", True)
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
+    assert "CUBLAS" not in numerics.determinism()
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":0:0")
+    assert "CUBLAS_WORKSPACE_CONFIG=:0:0 as the user set it, which is not deterministic" in numerics.determinism()
+    numerics.restore()
+    assert numerics.determinism() is None
 
 
 def test_a_chip_without_bf16_refuses_it_and_says_what_tf32_is_there():

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
+from accel._agent import LIMIT
 from tests.multihost.cluster import Cluster, named
 
 TIMEOUT = 6.0  # of the session, seconds
@@ -42,7 +43,8 @@ def test_survivors_say_what_is_wrong_within_the_timeout(cluster: Callable[..., C
     if fault == "cut":  # the host that is cut off has lost the store, and its rank is blocked in asking it
         job.until(lambda: "rank 1 ends with exit code 1: rank 1 has waited" in job.told(), 2 * (TIMEOUT + MARGIN))
         assert "number" in job.told().partition("rank 1 ends with exit code 1")[2], job.told()
-        # Its launch agent ends when torch's own waits for the rendezvous have, which is minutes later.
+        assert job.codes(LIMIT + 20, 1) == [1], job.told()  # torch's own agent waits minutes for the rendezvous
+        assert f"still waits for an answer from the rendezvous at {job.hosts.addresses[0]}:29400" in job.told()
 
 
 def test_a_late_host_and_a_slow_link_are_waited_for(cluster: Callable[..., Cluster]) -> None:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from accel import records
+from accel import data, records
+from accel.bench._input import counts
 from accel.bench._options import Options
 from accel.bench.resnet50 import run
-from accel.errors import ArgumentError, DataError
+from accel.errors import ArgumentError, DataError, UnsupportedError
 from accel.testing.ranks import run_ranks
+from tests.pictures import tree
 
 SMALL: dict[str, Any] = {"model": "resnet18", "size": 32, "batch": 4, "steps": 2, "repeats": 2, "warmup": 1}
 
@@ -25,7 +28,7 @@ def _bench(out: str, **options: Any) -> str | None:
 
 
 def _bench_two(out: str) -> str | None:
-    return _bench(out, accumulate=2, evaluate=True, precision="bf16")
+    return _bench(out, accumulate=2, evaluate=True, precision="bf16", size=16)
 
 
 @pytest.fixture(autouse=True)
@@ -50,12 +53,30 @@ def test_one_rank_trains_and_records_everything(tmp_path: Path) -> None:
     assert results.throughput.value
     assert len(results.throughput_repeats.values) == 2
     assert len(results.step_times.values) == 4
-    assert [step for step, _ in results.loss_curve.points] == [1, 2, 3, 4, 5]
+    warmup = record.protocol.warmup_steps.value
+    assert warmup in range(2, 12)  # one was asked for; on until the step time is still
+    assert [step for step, _ in results.loss_curve.points] == list(range(1, warmup + 5))
     assert all(value is not None and 0 < value < 10 for _, value in results.loss_curve.points)
     assert results.accuracy.reason is not None
     assert results.compile_time.reason is not None
     assert (results.compiles.value, results.fallbacks.value) == (0, 0)
     assert results.peak_reserved.value
+    assert results.data_share.value is not None
+    assert results.reduce_overlap.reason == "one rank reduces nothing"
+    assert record.disturbance is not None
+    assert record.disturbance.samples.value
+    assert record.disturbance.other_load.value is not None
+    assert record.goal is not None
+    assert (record.goal.epoch_basis, record.goal.epoch_images.value) == ("extrapolated", 1437 // 4 * 4)
+    assert record.goal.epoch_time.value == pytest.approx(1436 / results.throughput.value)
+    assert record.input is None
+    work = record.efficiency
+    assert work is not None
+    assert (work.macs_forward.unit, work.flops_forward.unit) == ("MAC/image", "FLOP/image")  # T26
+    assert 2 * work.macs_forward.value <= work.flops_forward.value < 2.1 * work.macs_forward.value
+    assert 2.5 < work.flops_training.value / work.flops_forward.value < 3.1
+    assert (work.mfu.value, work.peak.value) == (None, None)  # T25: the chip of this machine has no peak in the table
+    assert work.mfu.reason
     assert results.throughput_repeats.values == pytest.approx(
         [2 * 4 / sum(results.step_times.values[:2]), 2 * 4 / sum(results.step_times.values[2:])]
     )
@@ -71,6 +92,10 @@ def test_two_ranks_write_one_record_over_both(tmp_path: Path) -> None:
     assert record.workload.global_batch.value == 2 * 2 * 4
     assert (record.numerics.policy, record.numerics.in_force["autocast"]) == ("bf16", "bfloat16")
     assert record.results.accuracy.value is not None
+    overlap = record.results.reduce_overlap.value
+    assert overlap is not None
+    assert 0 <= overlap <= 1
+    assert record.results.backward_alone_time.value
     throughput, each = record.results.throughput.value, record.results.throughput_per_device.value
     assert throughput is not None
     assert each == throughput / 2
@@ -91,6 +116,61 @@ def test_epochs_give_the_number_of_steps(tmp_path: Path) -> None:
     assert steps * repeats + warmup == 1437 // 128
 
 
+def _folder(out: str, photos: str, **options: Any) -> str | None:
+    small = {"batch": 4, "size": 16, "workers": 1, "warmup": 2, "repeats": 1}
+    return _bench(out, data=f"folder:{photos}", steps=None, **{**small, **options})
+
+
+def test_the_time_to_an_accuracy_over_ranks_on_a_folder_of_photographs(tmp_path: Path) -> None:
+    photos = tree(tmp_path / "photos", classes=3, each=17)
+    held_out = len(data.image_folder(photos, False))
+    assert held_out % 2, "it must not divide by the ranks"
+    out = str(tmp_path / "out")
+    options = {"epochs": 2, "target": 0.01}  # any model gets one image right; tests/unit/test_goal.py has the others
+    first, _ = run_ranks(partial(_folder, **options), 2, out, str(photos), timeout=240, env={"ACCEL_BACKEND": "cpu"})
+    record = records.read(first)
+    goal = record.goal
+    assert goal is not None
+    assert goal.evaluated_images.value == held_out  # each file once, over both ranks
+    assert len(goal.accuracies.values) == 2
+    assert record.results.accuracy.value == goal.accuracies.values[-1]
+    steps = (51 - held_out) // 2 // 4  # short batches are dropped
+    assert goal.epoch_images.value == steps * 8
+    assert record.protocol.steps.value + record.protocol.warmup_steps.value == 2 * steps
+    assert (goal.epoch_basis, goal.epoch_time.value < goal.evaluated_at.values[-1]) == ("measured", True)
+    first_reached = next(i for i, accuracy in enumerate(goal.accuracies.values) if accuracy >= 0.01)
+    assert (goal.outcome, goal.time_to_target.value) == ("reached", goal.evaluated_at.values[first_reached])
+    assert goal.epochs_to_target.value == first_reached + 1
+
+
+def test_a_truncated_file_ends_the_run_with_its_name(tmp_path: Path) -> None:
+    photos = tree(tmp_path / "photos", classes=2, each=12)
+    broken = Path(data.image_folder(photos, True).files[5][0])
+    broken.write_bytes(broken.read_bytes()[:200])
+    with pytest.raises(DataError) as caught:
+        _folder(str(tmp_path / "out"), str(photos), epochs=4, batch=2)
+    assert caught.value.line.startswith(f"{broken} cannot be decoded as an image: ")
+    assert not list((tmp_path / "out").glob("*.json"))
+
+
+def test_workers_are_advised_from_trials(tmp_path: Path) -> None:
+    photos = tree(tmp_path / "photos", classes=2, each=20)
+    path = _folder(str(tmp_path / "out"), str(photos), epochs=1, batch=2, tune_input=True)
+    assert path is not None
+    advice = records.read(path).input
+    assert advice is not None
+    assert [trial.workers.value for trial in advice.trials] == counts(max(1, len(os.sched_getaffinity(0))))
+    assert all(trial.throughput.value for trial in advice.trials)
+    assert advice.advice.startswith(f"use --workers {advice.workers.value}")
+    assert "memory cannot be pinned" in advice.advice  # and the capability table's reason
+    synthetic = _bench(str(tmp_path / "synthetic"), data="synthetic", steps=1, repeats=1, tune_input=True)
+    assert synthetic is not None
+    record = records.read(synthetic)
+    assert record.input is not None
+    assert record.input.workers.reason == "synthetic data is one batch that stays on the device"
+    assert record.goal is None
+
+
 @pytest.mark.parametrize(
     ("options", "match"),
     [
@@ -105,6 +185,10 @@ def test_epochs_give_the_number_of_steps(tmp_path: Path) -> None:
         ({"model": "resnet51"}, "model is 'resnet51'; expected one of resnet50, resnet18"),
         ({"epochs": 2}, "give one of the two"),
         ({"data": "synthetic", "evaluate": True}, "nothing to evaluate"),
+        ({"data": "synthetic", "target": 0.5}, "nothing to evaluate"),
+        ({"target": 0.5}, "target is 0.5, but not for how long to train at most; add --epochs"),
+        ({"target": 1.5, "steps": None, "epochs": 2}, "target is 1.5; expected an accuracy above 0 and up to 1"),
+        ({"target": float("nan"), "steps": None, "epochs": 2}, "target is nan"),
         ({"precision": "fp8"}, "precision='fp8'"),
         ({"data": "digit"}, "data is 'digit'.*did you mean 'digits'"),
         ({"steps": None, "epochs": 1, "batch": 1000, "repeats": 3}, "epochs is 1, which gives 1 optimizer steps"),
@@ -116,6 +200,11 @@ def test_values_that_cannot_be_used_are_refused_before_anything_runs(
     with pytest.raises(ArgumentError, match=match):
         _bench(str(tmp_path), **options)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_pinned_memory_that_the_backend_does_not_have_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="memory.pinned"):
+        _bench(str(tmp_path), pin=True)
 
 
 def test_a_batch_larger_than_the_data_is_refused(tmp_path: Path) -> None:
@@ -193,6 +282,9 @@ def test_one_command_tells_how_a_run_scales(tmp_path: Path) -> None:
     assert two.results.backward_time.value
     assert "Scaling: the same work a device on more devices" in done.stdout
     assert "--devices" not in two.command
+    cores = len(os.sched_getaffinity(0))
+    assert two.protocol.threads.value == max(1, cores // 2)  # T74: cores over ranks, whatever launched them
+    assert two.protocol.threads_source
 
 
 @pytest.mark.parametrize(

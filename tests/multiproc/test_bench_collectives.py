@@ -54,7 +54,9 @@ def test_two_ranks_measure_every_operation_and_write_one_record(tmp_path: Path) 
         assert row["algbw_gb_per_s"] == pytest.approx(row["size_bytes"] / row["time_us"] / 1e3, rel=0.01)
         compared = (row["operation"], row["reduction"], row["dtype"]) not in emulated
         assert (row["time_over_bare"] is not None) is (row["bare_time_us"] is not None) is compared
-    assert {(fit["operation"], fit["points"]) for fit in data["fits"]} == {(name, 3) for name in bandwidth.OPERATIONS}
+        bounds = row["time_over_bare_low"], row["time_over_bare_high"]
+        assert row["verdict"] == (bandwidth.judged(*bounds) if compared else None)
+    assert {(fit["operation"], fit["points"]) for fit in data["fits"]} == {(name, 4) for name in bandwidth.OPERATIONS}
     assert data["coalescing"]["tensors"] == 5
     assert path.with_suffix(".svg").read_text().rstrip().endswith("</svg>")
     for shown in ("#wrong", "busbw", "# send_recv", "times faster", f"record: {path}"):

@@ -264,6 +264,30 @@ def test_groups_reduce_among_their_members() -> None:
         assert three.run(_groups) == [[2.0, 2.0, 2.0], [1.0, 1.0, 1.0], [2.0, 2.0, 2.0]]
 
 
+def _overlapping() -> list[float]:
+    with collective() as c:
+        pairs = [c.new_group(pair) for pair in ([0, 1], [1, 2], [0, 2])]
+        t = torch.tensor([1.0 + c.rank])
+        for _ in range(2):
+            for pair in pairs:
+                if pair.contains(c.rank):
+                    c.all_reduce(t, group=pair)
+                else:
+                    with pytest.raises(ArgumentError, match=f"lacks this rank {c.rank}"):
+                        c.all_reduce(t, group=pair)
+            c.all_reduce(torch.ones(1))
+        return [float(v) for v in c.all_gather(t).result()]
+
+
+def test_overlapping_groups_of_three_ranks_are_used_in_turn() -> None:
+    values = [1.0, 2.0, 3.0]
+    for pair in [(0, 1), (1, 2), (0, 2)] * 2:
+        total = sum(values[rank] for rank in pair)
+        values = [total if rank in pair else value for rank, value in enumerate(values)]
+    with RankPool(3) as three:
+        assert three.run(_overlapping) == [values] * 3
+
+
 def _user_group(world: int) -> str:
     import os
 

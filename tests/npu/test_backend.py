@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import warnings
 from typing import Any
@@ -181,6 +182,16 @@ except AccelError as error:
         assert mode == "saturation"
     else:  # a 910B does not start so, whatever the precision: torch_npu's own words are passed on
         assert mode.startswith("BackendError INF_NAN_MODE_ENABLE='0'")
+
+
+def test_determinism_reaches_hccl_and_names_a_users_own_value(start: Any, monkeypatch: Any) -> None:
+    monkeypatch.delenv("HCCL_DETERMINISTIC", raising=False)
+    session = start(deterministic=True)
+    assert os.environ["HCCL_DETERMINISTIC"] == "true"
+    assert "as the user set it" not in session.backend.precision.describe()["determinism"]
+    monkeypatch.setenv("HCCL_DETERMINISTIC", "false")
+    said = session.backend.precision.describe()["determinism"]
+    assert "HCCL_DETERMINISTIC=false as the user set it, which is not deterministic" in said
 
 
 def test_scaler_state_of_another_backend_loads(start: Any) -> None:  # T16, T51, T54

@@ -40,19 +40,26 @@ def test_nothing_is_reported_where_only_the_order_of_sums_differs(tmp_path: Path
 
 @pytest.mark.parametrize("lane", LANES)
 def test_resnet50_agrees_with_the_cpu_over_20_steps(tmp_path: Path, lane: str) -> None:
-    python = ROOT / ".venvs" / lane / "bin" / "python"
-    assert python.exists(), f"make its environment first: .venvs/tools/bin/nox -s {lane}"
-    through = (str(python), *EMULATED) if lane == "npu" else ()
-    _trace((sys.executable,), "cpu", tmp_path / "cpu", {})
-    _trace((*through, str(python)), lane, tmp_path / lane, LANES[lane])
+    for one in ("cpu", lane):
+        _trace(one, tmp_path / one)
     found = parity.compare(parity.read(tmp_path / "cpu"), parity.read(tmp_path / lane))
     assert found.agree, found.verdict
     assert sum(file.stat().st_size for file in (tmp_path / lane).iterdir()) < 10_000_000
 
 
-def _trace(python: tuple[str, ...], backend: str, out: Path, settings: dict[str, str]) -> None:
+def environment(lane: str) -> tuple[list[str], dict[str, str]]:
+    """The command that runs python in a lane's environment, and the variables it runs with."""
+    if lane == "cpu":
+        return [sys.executable], {**os.environ, "ACCEL_BACKEND": lane}
+    python = ROOT / ".venvs" / lane / "bin" / "python"
+    assert python.exists(), f"make its environment first: .venvs/tools/bin/nox -s {lane}"
+    through = (str(python), *EMULATED) if lane == "npu" else ()
+    return [*through, str(python)], {**os.environ, "ACCEL_BACKEND": lane, **LANES[lane]}
+
+
+def _trace(lane: str, out: Path) -> None:
+    python, environ = environment(lane)
     command = [*python, "-m", "accel", "parity", "record", *TRAINED, "--out", str(out)]
-    environ = {**os.environ, "ACCEL_BACKEND": backend, **settings}
     done = subprocess.run(command, env=environ, cwd=ROOT, capture_output=True, text=True, timeout=3000, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
 

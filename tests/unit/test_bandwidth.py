@@ -34,9 +34,9 @@ def test_the_size_of_a_dealt_operation_is_its_total() -> None:  # T30: each of 4
     assert bandwidth.aligned("reduce_scatter", 4100, 4, 4) == 4096
 
 
-def test_sizes_go_up_by_the_factor_and_end_within_the_largest() -> None:
+def test_sizes_go_up_by_the_factor_and_end_at_the_largest() -> None:
     assert bandwidth.sizes(8, 1 << 30, 8) == [8 << 3 * i for i in range(10)]
-    assert bandwidth.sizes(8, 100, 4) == [8, 32]
+    assert bandwidth.sizes(8, 100, 4) == [8, 32, 100]
     assert bandwidth.sizes(8, 8, 2) == [8]
     assert [bandwidth.parse_size(text) for text in ("8", "4K", "16MiB", "1G", "2kb")] == [
         8,
@@ -97,3 +97,11 @@ def test_buckets_hold_everything_in_order_and_no_more_than_the_limit(sizes: list
         assert len(bucket) == 1 or sum(sizes[index] for index in bucket) <= limit
     for one, two in itertools.pairwise(planned):  # none could have taken the next one too
         assert sum(sizes[index] for index in [*one, two[0]]) > limit
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [(0.9, 1.05, "within"), (0.9, 1.051, "undecided"), (1.05, 1.2, "undecided"), (1.051, 1.2, "beyond")],
+)
+def test_a_verdict_needs_the_whole_interval(low: float, high: float, verdict: str) -> None:
+    assert bandwidth.judged(low, high) == verdict

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from accel.bench._timing import RankTiming, summarize
 from accel.compare import Report, compare, csv_text, load, markdown_text, parse_prices, write_html
+from accel.compare._cells import columns
 from accel.compare._parity import allowed
-from accel.compare._uncertainty import Unknown
+from accel.compare._uncertainty import BETWEEN, Unknown
 from accel.errors import ArgumentError
 from accel.records import Record
 from tests.unit.test_compare import record, terminal
@@ -112,6 +113,18 @@ def test_without_the_noise_there_is_no_verdict_but_a_reason(changes: dict[str, A
     assert [entry.verdict for entry in report.entries] == [None, None]
     assert all(isinstance(entry.interval, Unknown) and why in entry.interval.reason for entry in report.entries)
     assert why in " ".join(terminal(report, 400).split())
+
+
+def test_the_load_of_others_and_what_differs_between_runs_widen_the_interval() -> None:
+    def width(share: float) -> float:
+        disturbance = {**DISTURBED, "cpu_wait": {"value": share, "unit": "fraction"}}
+        (entry,) = compare([timed("a", np.full((5, 4), 0.1), disturbance=disturbance)]).entries
+        assert not isinstance(entry.interval, Unknown)
+        return float(np.log(entry.interval.high / entry.interval.low))
+
+    assert width(0.0) == pytest.approx(2 * 1.96 * BETWEEN, rel=0.1)  # steps that do not vary at all
+    assert width(0.2) == pytest.approx(2 * np.hypot(1.96 * BETWEEN, -np.log(0.8)), rel=0.1)
+    assert np.isfinite(width(1.0))
 
 
 # -- baseline ----------------------------------------------------------------------------------------------------------
@@ -228,6 +241,144 @@ def test_signs_of_a_shared_or_throttled_machine_are_named() -> None:
     falling = {"results__throughput_repeats__values": [33.0, 32.0, 30.0]}
     assert "each repeat was slower than the one before, 9% in all" in cautions(falling)[0]
     assert cautions({"results__throughput_repeats__values": [33.0, 30.0, 31.0]}) == ()
+
+
+DISTURBED = {
+    "samples": {"value": 4, "unit": "samples"},
+    "throttled": {"value": 0.0, "unit": "fraction"},
+    "throttle_causes": [],
+    "other_processes": {"value": 0, "unit": "processes"},
+    "other_load": {"value": 0.05, "unit": "cores"},
+    "cpu_wait": {"value": 0.0, "unit": "fraction"},
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, None),
+        (
+            {"throttled": {"value": 0.5, "unit": "fraction"}, "throttle_causes": ["heat", "power limit"]},
+            "clocks were held down for heat (in 50% of the samples)",
+        ),
+        ({"throttled": {"value": 1.0, "unit": "fraction"}, "throttle_causes": ["power limit"]}, None),
+        ({"other_processes": {"value": 1, "unit": "processes"}}, "1 process besides its ranks computed on a device"),
+        ({"other_load": {"value": 0.4, "unit": "cores"}}, None),  # another core bore it
+        (
+            {"other_load": {"value": 0.4, "unit": "cores"}, "cpu_wait": {"value": 0.2, "unit": "fraction"}},
+            "busy during the timed steps; for 20% of the time a thread of the run stood ready and had no core",
+        ),
+        (
+            {
+                "other_load": {"value": 0.4, "unit": "cores"},
+                "cpu_wait": {"value": None, "unit": "fraction", "reason": "no statistics"},
+            },
+            "other processes kept 0.4 of a host's cores busy during the timed steps",
+        ),
+        (
+            {
+                "throttled": {"value": None, "unit": "fraction", "reason": "not told"},
+                "other_processes": {"value": None, "unit": "processes", "reason": "not told"},
+                "other_load": {"value": None, "unit": "cores", "reason": "no /proc"},
+                "cpu_wait": {"value": None, "unit": "fraction", "reason": "no /proc"},
+            },
+            None,
+        ),
+    ],
+)
+def test_what_devices_and_hosts_said_of_a_run_is_a_caution(changes: dict[str, Any], said: str | None) -> None:
+    found = cautions({}, {"disturbance": {**DISTURBED, **changes}})
+    assert found == () if said is None else said in found[0]
+
+
+def test_load_that_is_little_beside_the_cores_of_a_run_is_no_caution() -> None:
+    unknown = {"value": None, "unit": "fraction", "reason": "no statistics"}
+    busy = {"disturbance": {**DISTURBED, "other_load": {"value": 1.0, "unit": "cores"}, "cpu_wait": unknown}}
+    assert cautions(busy, busy) != ()
+    many = {**busy, "protocol__threads__value": 16}
+    assert cautions(many, many) == ()
+
+
+def test_a_run_that_waited_for_data_is_told_what_finds_better() -> None:
+    (line,) = cautions({}, {"results__data_share": {"value": 0.35, "unit": "fraction"}})
+    assert "waited for data 35% of the time" in line
+    assert "--tune-input" in line
+
+
+# -- epochs and targets ------------------------------------------------------------------------------------------------
+
+RAN = {
+    "clock": "from before the first data access",
+    "epoch_images": {"value": 1024, "unit": "images"},
+    "epoch_time": {"value": 1800.0, "unit": "s"},
+    "epoch_basis": "measured",
+    "target": {"value": 0.9, "unit": "fraction"},
+    "outcome": "reached",
+    "time_to_target": {"value": 3700.0, "unit": "s"},
+    "epochs_to_target": {"value": 2, "unit": "epochs"},
+    "evaluated_images": {"value": 100, "unit": "images"},
+    "evaluated_at": {"values": [1850.0, 3700.0], "unit": "s"},
+    "accuracies": {"values": [0.5, 0.91], "unit": "fraction"},
+}
+WHY = "not reached: the best of 2 evaluations was 0.9100 after epoch 2, the target is 0.95"
+MISSED = {
+    **RAN,
+    "target": {"value": 0.95, "unit": "fraction"},
+    "outcome": "not reached",
+    "epoch_basis": "extrapolated",
+    "time_to_target": {"value": None, "unit": "s", "reason": WHY},
+    "epochs_to_target": {"value": None, "unit": "epochs", "reason": WHY},
+}
+
+
+def test_time_and_cost_to_an_epoch_and_a_target_stand_in_every_output(tmp_path: Path) -> None:
+    reached, missed = record("a", **H100, goal=RAN), record("b", **H100, goal=MISSED)
+    report = compare([reached, missed], prices={"H100-SXM5": 2.0})
+    page = write_html(report, tmp_path / "page.html").read_text().replace("\u00a0", " ")
+    for text in (" ".join(terminal(report, 400).split()), markdown_text(report), page):
+        for shown in ("30 min", "1 USD", "61.7 min to 90.00 %, 2 epochs", "2.056 USD", "30 min extrapolated"):
+            assert shown in text
+        assert "95.00 % not reached, best 91.00 %" in text
+    assert WHY in " ".join(terminal(report, 400).split())
+    assert WHY in page
+    first, second = csv.DictReader(io.StringIO(csv_text(report)))
+    assert (first["goal: time_to_target [s]"], second["goal: time_to_target [s]"]) == ("3700.0", "")
+    assert (first["goal: outcome"], second["goal: outcome"]) == ("reached", "not reached")
+    assert second["goal: epoch basis"] == "extrapolated"
+
+
+def test_a_target_without_an_evaluation_and_a_cost_without_a_throughput_are_shown() -> None:
+    nothing = {"values": [], "unit": "fraction", "reason": "the run ended before its first evaluation"}
+    never = {**MISSED, "accuracies": nothing, "evaluated_at": {**nothing, "unit": "s"}}
+    run = record("a", **H100, goal=never, results__throughput={"value": None, "unit": "images/s", "reason": "unknown"})
+    (entry,) = compare([run], prices={"H100-SXM5": 2.0}).entries
+    cells = columns(entry, entry)
+    assert cells["time to target"].text == "95.00 % not reached"
+    assert cells["cost of an epoch"].text == "1 USD extrapolated"
+    assert cells["a million images"].why == "the throughput is unknown or zero"
+
+
+def test_advice_and_disturbance_stand_in_the_page_and_the_csv(tmp_path: Path) -> None:
+    advice = {
+        "trials": [
+            {
+                "workers": {"value": 2, "unit": "workers"},
+                "pinned": True,
+                "throughput": {"value": 40.0, "unit": "images/s"},
+                "data_share": {"value": 0.1, "unit": "fraction"},
+            }
+        ],
+        "workers": {"value": 2, "unit": "workers"},
+        "pinned": True,
+        "advice": "use --workers 2 --pin",
+    }
+    report = compare([record("a", input=advice, disturbance=DISTURBED)])
+    page = write_html(report, tmp_path / "page.html").read_text()
+    assert "2 workers, pinned: 40.0 images/s" in page
+    assert "use --workers 2 --pin" in page
+    assert "0.05 cores" in page
+    (row,) = csv.DictReader(io.StringIO(csv_text(report)))
+    assert (row["input: advice"], row["disturbance: other_load [cores]"]) == ("use --workers 2 --pin", "0.05")
 
 
 # -- scaling -----------------------------------------------------------------------------------------------------------

@@ -24,14 +24,18 @@ def test_contenders_are_timed_in_pairs_and_the_record_names_versions(precision):
     assert set(result.missing) == {"accel", *installed} - ran
     assert len(result.native) == 3
     assert all(len(differences) == 3 for differences in result.added.values())
+    reads = 1.0 if precision == "fp16" else 0.0
+    assert result.host_reads["accel"] == reads, "one flag a step under fp16, and nothing otherwise"
+    assert result.host_reads["native"] >= reads, "a hand-written loop reads the flag too: the count sees it"
     written = json.loads(json.dumps(overhead.record([result])))
     assert {"accel", "python", "torch"} <= set(written["versions"])
     assert written["results"][0]["precision"] == precision
     assert written["results"][0]["native_median"] > 0
+    assert written["results"][0]["host_reads_a_step"] == result.host_reads
     console = Console(width=120)
     with console.capture() as shown:
         console.print(overhead.table([result]))
-    for name in ("native PyTorch", *ran):
+    for name in ("native PyTorch", "host reads", *ran):
         assert name in shown.get()
 
 

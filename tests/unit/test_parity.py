@@ -22,7 +22,9 @@ from accel.errors import AccelError, ArgumentError, ParityError, UnsupportedErro
 from accel.parity import _builtin
 from accel.parity._sketch import WIDTH, Sketcher
 from accel.session import Session
-from accel.testing.parity import FAULTS, other_kernels, record
+from accel.testing.parity import FAULTS, LATE_FAULTS, other_kernels, record
+
+WHERE = {**FAULTS, **LATE_FAULTS}
 
 
 @pytest.fixture(scope="module")
@@ -32,12 +34,12 @@ def good(tmp_path_factory):
     return {precision: record(folder / precision, "cpu", precision=precision) for precision in ("fp32", "bf16")}
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", WHERE)
 def test_planted_fault_is_named_with_step_direction_and_layer(good, tmp_path, fault):
     precision = "bf16" if fault == "dtype" else "fp32"
     found = parity.compare(good[precision], record(tmp_path / "bad", "cpu", fault=fault, precision=precision))
     assert found.finding is not None
-    assert (found.finding.step, found.finding.direction, found.finding.layer) == FAULTS[fault]
+    assert (found.finding.step, found.finding.direction, found.finding.layer) == WHERE[fault]
     assert found.finding.layer in found.verdict
 
 
@@ -242,6 +244,17 @@ def test_first_loss_that_is_not_finite_is_an_error(good, tmp_path):
     safetensors.numpy.save_file(arrays, target / "rank0.safetensors")
     with pytest.raises(ParityError, match="first step is nan on rank 0"):
         parity.compare(good["fp32"], parity.read(target))
+
+
+def test_a_batchnorm_that_another_backends_autocast_keeps_in_fp32_is_noted_and_no_fault(good, tmp_path):
+    mine = good["bf16"]
+    layers = [{**vars(one), "dtype": "float32" if one.kind == "BatchNorm2d" else one.dtype} for one in mine.layers]
+    here = parity.compare(mine, parity.read(changed(mine, tmp_path / "here", layers=layers)))
+    assert here.finding.layer == "bn1"
+    there = changed(mine, tmp_path / "there", layers=layers, run={**mine.run, "backend": "xla"})
+    found = parity.compare(mine, parity.read(there))
+    assert found.agree, found.verdict
+    assert any("bn1" in note and "2 other" in note for note in found.notes)
 
 
 def test_nan_in_one_run_alone_is_found(good, tmp_path):

@@ -22,6 +22,7 @@ from accel.cli import app
 from accel.eager_memory import TORCH
 from accel.errors import ArgumentError, ModelError
 from accel.footprint import Course, Recorder
+from accel.plan import _trace as trace
 from accel.plan._caching import MIB, Peaks, replay
 from accel.tracking import Tracker
 
@@ -82,6 +83,21 @@ def test_the_largest_batch_is_exact(allocator: str) -> None:
     }
     assert at[best].fits
     assert not at[best + 1].fits
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_largest_batch_takes_three_traces(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    batches = []
+
+    def counted(model: Any, loss: Any, batch: int, **rest: Any) -> Course:
+        batches.append(batch)
+        return traced(model, loss, batch, **rest)
+
+    traced = trace.trace
+    monkeypatch.setattr(plan._plan, "trace", counted)
+    blocks = nn.Sequential(*(nn.Linear(64, 64) for _ in range(16)))  # autocast drops their casts in any order
+    found = planned(blocks, memory=64 * MIB, precision=precision, checkpoint=("3", "5"))
+    assert batches == [8, 16, found.largest_batch]
 
 
 def test_a_loss_whose_memory_grows_with_the_square_of_the_batch_is_searched_by_tracing() -> None:

@@ -75,9 +75,48 @@ PLAIN: dict[str, Any] = {
         "update_time": {"value": 0.1, "unit": "s"},
         "reduce_time": {"value": None, "unit": "s", "reason": "one rank reduces nothing"},
         "energy": {"value": 0.25, "unit": "J/image"},
+        "backward_alone_time": {"value": 0.5, "unit": "s"},
+        "reduce_overlap": {"value": None, "unit": "fraction", "reason": "one rank reduces nothing"},
+        "data_share": {"value": 0.01, "unit": "fraction"},
     },
     "warnings": ["loss was not finite at step 4"],
 }
+
+
+GOAL: dict[str, Any] = {
+    "clock": "from before the first data access",
+    "epoch_images": {"value": 1024, "unit": "images"},
+    "epoch_time": {"value": 30.5, "unit": "s"},
+    "epoch_basis": "measured",
+    "target": {"value": 0.9, "unit": "fraction"},
+    "outcome": "reached",
+    "time_to_target": {"value": 64.0, "unit": "s"},
+    "epochs_to_target": {"value": 2, "unit": "epochs"},
+    "evaluated_images": {"value": 100, "unit": "images"},
+    "evaluated_at": {"values": [32.0, 64.0, 96.0], "unit": "s"},
+    "accuracies": {"values": [0.5, 0.91, 0.89], "unit": "fraction"},
+}
+TRIAL: dict[str, Any] = {
+    "workers": {"value": 2, "unit": "workers"},
+    "pinned": False,
+    "throughput": {"value": 40.0, "unit": "images/s"},
+    "data_share": {"value": 0.1, "unit": "fraction"},
+}
+INPUT: dict[str, Any] = {
+    "trials": [TRIAL],
+    "workers": {"value": 2, "unit": "workers"},
+    "pinned": None,
+    "advice": "use --workers 2",
+}
+DISTURBANCE: dict[str, Any] = {
+    "samples": {"value": 6, "unit": "samples"},
+    "throttled": {"value": 0.5, "unit": "fraction"},
+    "throttle_causes": ["heat"],
+    "other_processes": {"value": None, "unit": "processes", "reason": "not told"},
+    "other_load": {"value": 0.4, "unit": "cores"},
+    "cpu_wait": {"value": 0.0, "unit": "fraction"},
+}
+PARTS = {"goal": GOAL, "input": INPUT, "disturbance": DISTURBANCE}
 
 
 def altered(**changes: Any) -> dict[str, Any]:
@@ -104,7 +143,7 @@ def test_typed_fields_and_schema_properties_are_the_same() -> None:
             part = node["properties"][name]
             kind = next((one for one in typing.get_args(hint) if dataclasses.is_dataclass(one)), hint)
             if dataclasses.is_dataclass(kind) and "$ref" not in part:
-                compare(kind, part)
+                compare(kind, part.get("items", part))
 
     compare(Record, records.schema())
 
@@ -115,6 +154,36 @@ def test_record_survives_the_file(tmp_path: Path) -> None:
     assert records.read(path) == record
     assert record.to_plain() == PLAIN
     assert [entry.name for entry in path.parent.iterdir()] == ["run.json"]
+
+
+def test_the_optional_parts_survive_the_file(tmp_path: Path) -> None:
+    record = Record.from_plain({**PLAIN, **PARTS})
+    assert record.goal is not None
+    assert record.input is not None
+    assert record.input.trials[0].workers == Figure(2, "workers")
+    assert records.read(records.write(record, tmp_path / "run.json")) == record
+    assert record.to_plain() == {**PLAIN, **PARTS}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"evaluated_at": {"values": [32.0, 31.0, 96.0], "unit": "s"}}, "31.0 s after 32.0 s: the clock went back"),
+        ({"evaluated_at": {"values": [32.0], "unit": "s"}}, "1 values and goal.accuracies 3"),
+        ({"accuracies": {"values": [0.5, 1.5, 0.9], "unit": "fraction"}}, "1.5, which is more than all images"),
+        ({"target": {"value": 0.95, "unit": "fraction"}}, "is 'reached', but by its target and accuracies it is 'not"),
+        ({"outcome": "no target"}, "'no target', but by its target and accuracies it is 'reached'"),
+        ({"time_to_target": {"value": 32.0, "unit": "s"}}, "time_to_target is 32.0, but the evaluation .* 64.0"),
+        ({"outcome": "soon"}, r"goal\.outcome"),
+        ({"epoch_basis": "guessed"}, r"goal\.epoch_basis"),
+    ],
+)
+def test_a_goal_that_contradicts_itself_is_refused(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    path = tmp_path / "bad.json"
+    path.write_text(json.dumps({**PLAIN, "goal": {**GOAL, **changes}}))
+    with pytest.raises(RecordError, match=said) as caught:
+        records.read(path)
+    assert str(caught.value).startswith(str(path))
 
 
 def test_a_record_from_before_some_figures_were_taken_is_read(tmp_path: Path) -> None:
@@ -217,6 +286,10 @@ def test_figures_that_are_not_finite_or_negative_are_refused(tmp_path: Path, val
         ({"protocol__repeats__value": 3}, "step_times has 4 values, but 3 repeats of 2 steps"),
         ({"results__step_time__value": 2.0}, "not between its p10 and p90"),
         ({"results__loss_curve__points": [[0, 1.0]]}, "loss_curve"),
+        ({"results__loss_curve__points": [[2, 1.0], [2, 0.9]]}, "loss_curve has step 2 after step 2"),
+        ({"protocol__steps__value": 0}, r"protocol\.steps is 0, so nothing was timed.*--steps"),
+        ({"protocol__repeats__value": 0}, r"protocol\.repeats is 0, so nothing was timed.*--repeats"),
+        ({"results__step_times__values": [0.9, 1.0, -1.0, 1.1]}, r"results\.step_times\.values\.2: -1"),
         ({"id": "../../etc"}, "id"),
         ({"extra": 1}, "extra"),
         ({"schema": "accel-record/2"}, "newer than.*upgrade accel-torch"),

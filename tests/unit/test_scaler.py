@@ -39,6 +39,14 @@ def test_scale_never_becomes_infinite():  # T16 (3)
     assert math.isfinite(float(scaler.tensor))
 
 
+@pytest.mark.parametrize("scale", [2.0**-126, 2.0**127])
+def test_at_its_limits_a_scale_still_takes_finite_gradients_to_finite_ones(scale):  # T16 (2)
+    scaler = Scaler(LossScale(init=scale, floor=2.0**-126), CPU)
+    grad = torch.ones(2) * scaler.tensor
+    assert float(scaler.unscale([grad], None)) == 0.0
+    assert grad.tolist() == [1.0, 1.0]
+
+
 def test_growth_waits_for_the_interval_and_starts_anew_after_an_overflow():
     scaler = Scaler(LossScale(init=4.0, interval=3), CPU)
     seen = []
@@ -83,6 +91,7 @@ def test_state_comes_back_with_the_growth_counter():  # T17 (1)
         ({"schema": 2}, "schema 2"),
         ({"scale": 0.0}, r"0\.0"),
         ({"scale": math.nan}, "nan"),
+        ({"scale": 1e300}, "1e[+]300"),
         ({"scale": None}, "lacks scale"),
         ({"scale": "big"}, "'big' is not a number"),
         ({"good_steps": -1}, "good_steps=-1"),

@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+import functools
+import itertools
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accel.bench._timing import MAX_EXTENSION, RankTiming, measure, rate, summarize
+from accel.bench import collectives
+from accel.bench._timing import MAX_EXTENSION, SETTLE, RankTiming, measure, rate, summarize
+from accel.errors import ClockError
 
 
 class FakeClock:
@@ -45,6 +50,17 @@ class QueueDevice:
 
     def counters(self) -> dict[str, int]:
         return {"compiles": self.compiles, "fallbacks": self.fallbacks}
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_a_collective_is_timed_until_it_has_run(lazy: bool, monkeypatch: pytest.MonkeyPatch) -> None:  # T28
+    clock = FakeClock()
+    device = QueueDevice(clock, lazy)
+    monkeypatch.setattr(collectives.time, "perf_counter", clock)
+    bench = object.__new__(collectives._Bench)  # only its clock and its device take part
+    bench._device = device  # type: ignore[assignment]
+    device.launch(5.0)  # what was left over
+    assert bench._block(lambda: device.launch(0.020), 10) == pytest.approx(0.020)
 
 
 @pytest.mark.parametrize("lazy", [False, True])
@@ -95,7 +111,7 @@ def test_warm_up_goes_on_until_nothing_compiles_and_compilation_is_apart() -> No
 
     timing = measure(step, device, steps=4, repeats=2, warmup=1, clock=clock)
     summary = summarize([timing])
-    assert summary.warmup_steps == 3
+    assert summary.warmup_steps == 4  # two that compile, one that is shorter, one that is not
     assert summary.step_times == pytest.approx([0.005] * 8)
     assert summary.compile_time == pytest.approx(0.100)
     assert summary.first_step_time == pytest.approx(0.055)
@@ -123,15 +139,79 @@ def test_compilation_that_never_ends_or_comes_back_is_a_warning() -> None:  # T2
 def test_one_rank_that_compiles_extends_the_warm_up_of_all() -> None:  # T29
     clock = FakeClock()
     device = QueueDevice(clock)
-    answers = iter([True, True, False])
+    others = iter([True, False, True, False])  # compiled, falling; compiled, falling; ...
 
     def step() -> int:
         device.launch(0.005)
         return 8
 
-    timing = measure(step, device, steps=1, repeats=1, warmup=1, any_rank=lambda _: next(answers), clock=clock)
+    def any_rank(mine: bool) -> bool:
+        return next(others, False) or mine
+
+    timing = measure(step, device, steps=1, repeats=1, warmup=1, settle=0, any_rank=any_rank, clock=clock)
     assert len(timing.warmup) == 3
     assert timing.compiling == []
+
+
+def test_warm_up_goes_on_until_the_step_time_is_still() -> None:
+    clock = FakeClock()
+    device = QueueDevice(clock)
+    times = iter([0.9, 0.5, 0.3, 0.2, 0.1, 0.101, *[0.1] * 20])
+
+    def step() -> int:
+        device.launch(next(times))
+        return 8
+
+    timing = measure(step, device, steps=4, repeats=2, warmup=2, clock=clock)
+    assert timing.warmup == pytest.approx([0.9, 0.5, 0.3, 0.2, 0.1, 0.101])
+    assert timing.seconds == [pytest.approx([0.1] * 4)] * 2
+    assert timing.warnings == []
+
+
+@pytest.mark.parametrize(("settle", "steps"), [(SETTLE, 2 + SETTLE), (0, 2)])
+def test_a_step_time_that_is_never_still_is_a_warning(settle: int, steps: int) -> None:
+    clock = FakeClock()
+    device = QueueDevice(clock)
+    times = (0.5**count for count in itertools.count())
+
+    def step() -> int:
+        device.launch(next(times))
+        return 8
+
+    timing = measure(step, device, steps=1, repeats=1, warmup=2, settle=settle, clock=clock)
+    assert len(timing.warmup) == steps
+    (said,) = timing.warnings
+    assert f"the step time was not still after {steps} warm-up steps: the last took" in said
+
+
+def test_one_rank_whose_step_time_falls_extends_the_warm_up_of_all() -> None:
+    clock = FakeClock()
+    device = QueueDevice(clock)
+    others = iter([False, True, False, True, False, False])  # compiled, falling; compiled, falling; ...
+
+    def step() -> int:
+        device.launch(0.005)
+        return 8
+
+    def any_rank(mine: bool) -> bool:
+        return next(others, False) or mine
+
+    timing = measure(step, device, steps=1, repeats=1, warmup=2, any_rank=any_rank, clock=clock)
+    assert len(timing.warmup) == 3
+    assert timing.warnings == []
+
+
+def test_one_step_does_not_show_that_the_step_time_is_still() -> None:
+    clock = FakeClock()
+    device = QueueDevice(clock)
+
+    def step() -> int:
+        device.launch(0.005)
+        return 8
+
+    assert len(measure(step, device, steps=1, repeats=1, warmup=1, clock=clock).warmup) == 2
+    fixed = measure(step, device, steps=1, repeats=1, warmup=1, settle=0, clock=clock)
+    assert fixed.warnings == ["one warm-up step does not show whether the step time is still; warm up for longer"]
 
 
 def test_ranks_start_every_repeat_together() -> None:
@@ -144,7 +224,8 @@ def test_ranks_start_every_repeat_together() -> None:
         log.append("step")
         return 1
 
-    measure(step, device, steps=2, repeats=2, warmup=1, barrier=lambda: log.append("barrier"), clock=clock)
+    barrier = functools.partial(log.append, "barrier")
+    measure(step, device, steps=2, repeats=2, warmup=1, settle=0, barrier=barrier, clock=clock)
     assert log == ["step", "barrier", "step", "step", "barrier", "step", "step"]
 
 
@@ -164,13 +245,13 @@ def test_throughput_is_all_images_over_the_slowest_ranks_time(
         clock = FakeClock()
         clock.now = 0.0
         device = QueueDevice(clock)
-        durations = iter([1.0, *(t for row in rank_times for t in row)])
+        durations = iter([1.0, 1.0, *(t for row in rank_times for t in row)])
 
         def step(device: QueueDevice = device, durations: object = durations) -> int:
             device.launch(next(durations))  # type: ignore[call-overload]
             return batch
 
-        ranks.append(measure(step, device, steps=steps, repeats=repeats, warmup=1, clock=clock))
+        ranks.append(measure(step, device, steps=steps, repeats=repeats, warmup=2, clock=clock))
     summary = summarize(ranks)
     for index, throughput in enumerate(summary.throughput_repeats):
         slowest = max(sum(rank_times[index]) for rank_times in times)
@@ -192,5 +273,19 @@ def test_warnings_name_their_rank() -> None:
 
 
 def test_a_clock_that_stands_still_is_an_error() -> None:
-    with pytest.raises(ValueError, match="did not advance"):
+    with pytest.raises(ClockError, match="did not advance"):
         rate(32, 0.0)
+
+
+@pytest.mark.parametrize(("by", "said"), [(0.0, "did not advance"), (-2.0, "went backwards")])
+def test_a_clock_that_goes_wrong_around_one_step_is_an_error_and_no_figure(by: float, said: str) -> None:
+    clock = FakeClock()
+    device = QueueDevice(clock)
+    moves = iter([1.0, 1.0, 1.0, by])
+
+    def step() -> int:
+        clock.now += next(moves)
+        return 8
+
+    with pytest.raises(ClockError, match=f"a step of 8 images took {by} s: the clock {said}"):
+        measure(step, device, steps=5, repeats=1, warmup=2, clock=clock)

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 import accel
+from accel import parity
 from accel.errors import LaunchError
 from accel.testing.models import assert_close, data, reference, values
 from accel.testing.ranks import RankPool, run_ranks
@@ -113,11 +114,11 @@ with accel.init(timeout=20.0) as s:
 """
 
 
-def launch(tmp_path, *arguments, environ=None):
+def launch(tmp_path, *arguments, through=(), environ=None):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     return subprocess.run(
-        [sys.executable, "-m", "accel", "launch", "--nproc", "2", str(script), *arguments],
+        [sys.executable, "-m", "accel", "launch", "--nproc", "2", *through, str(script), *arguments],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), **(environ or {})},
         capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
@@ -128,6 +129,16 @@ def test_launch_trains_in_replicas(tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     # gloo's threads write to the same stdout, and their lines may be cut anywhere: count ours
     assert done.stdout.count("trained on 2 __main__") == 1, done.stdout
+
+
+def test_a_script_in_replicas_leaves_one_trace(tmp_path):
+    """Each replica is a thread with a recorder of its own."""
+    trace = tmp_path / "trace"
+    done = launch(tmp_path, through=("-m", "accel", "parity", "record", "--steps", "2", "--out", str(trace)))
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = parity.read(trace)
+    assert (found.run["backend"], len(found.ranks), found.steps) == ("xla", 2, 2)
+    assert parity.compare(found, found).agree
 
 
 def test_launch_ends_with_the_failing_replicas_code(tmp_path):  # T39

@@ -6,8 +6,12 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 
+import accel
+from accel.capabilities import CapabilityTable, native
+from accel.errors import UnsupportedError
 from accel.precision import LossScale
 from accel.scaler import Scaler
 
@@ -48,3 +52,20 @@ def test_scaling_in_the_graph_equals_the_hosts_and_reads_nothing(start, runs):
     for (scale, weight), (expected, row) in zip(kept, on_the_host(), strict=True):
         assert scale.item() == expected
         torch.testing.assert_close(weight.cpu(), torch.tensor(row))
+
+
+@pytest.mark.parametrize("has_units", [False, True], ids=["without-float16", "with-float16"])
+def test_fp16_is_refused_before_anything_is_set(backend, has_units, monkeypatch):
+    """Also on a chip with float16 units: an eager scaler would cut the step's graph to read its flag."""
+    table = dict(backend.capabilities())
+    if has_units:
+        monkeypatch.setattr(
+            type(backend),
+            "capabilities",
+            lambda self: CapabilityTable("xla", {**table, "precision.fp16": native("units")}),
+        )
+    before = backend.precision.describe()["switches"]
+    said = "lazy device, and loss scaling reads a flag" if has_units else r"precision\.fp16.*TPUs have no float16 units"
+    with pytest.raises(UnsupportedError, match=said):
+        accel.init(backend="xla", precision="fp16")
+    assert backend.precision.describe()["switches"] == before
