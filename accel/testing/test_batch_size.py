@@ -142,7 +142,7 @@ def test_the_largest_batch_fits_again_and_again_and_leaves_the_cache_empty(backe
 
 
 def searched_under_a_limit(session: Any) -> tuple[accel.BatchSize, tuple[int, int]]:
-    """Search in 48 MiB and train ten steps at what was found; bytes that the search left reserved and allocated."""
+    """Search in 24 MiB and train ten steps at what was found; bytes that the search left reserved and allocated."""
     memory = session.backend.memory
     model, optimizer = made(session)
     for _ in range(2 if session.world_size > 1 else 0):  # DDP makes its buckets anew after the first step
@@ -150,10 +150,10 @@ def searched_under_a_limit(session: Any) -> tuple[accel.BatchSize, tuple[int, in
     gc.collect()
     memory.empty_cache()
     stats = memory.stats()
-    memory.limit((stats.reserved + 48 * MIB) / stats.total)
+    memory.limit((stats.reserved + 24 * MIB) / stats.total)
     try:
         found = accel.find_batch_size(
-            lambda batch: trained(session, model, optimizer, batch), 4096, session=session, most=2**14
+            lambda batch: trained(session, model, optimizer, batch), 1024, session=session, most=2**13
         )
         after = memory.stats()
         outcomes = {trial.batch: trial.outcome for trial in found.trials}
