@@ -80,6 +80,7 @@ LANES = {
         },
         beside=("aot",),
         tests=("tests/contract/test_contract.py", "tests/xla"),
+        workers=2,
         compared=(PARITY,),
     ),
     # What of the CUDA backend can be tested without a GPU, on a CUDA build of torch: the one of the xla environment.
@@ -113,6 +114,7 @@ LANES = {
         through=("-m", "accel", "emulate", "npu", "--"),
         env={"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},  # plain `import torch` works outside the emulator too
         tests=("tests/contract/test_contract.py", "tests/npu"),
+        workers=2,
         compared=(PARITY,),
     ),
 }

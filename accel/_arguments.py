@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from accel import _lowering
-from accel._launch import Group
+from accel._call import Group
 from accel._lowering import Plan
 from accel._tensors import check_in_place, check_tensor
 from accel.device import Device

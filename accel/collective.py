@@ -16,9 +16,10 @@ from typing import Any
 import torch
 
 from accel._arguments import Arguments
+from accel._call import Call, Group
 from accel._checks import MODES, Checker
 from accel._flight import Entry
-from accel._launch import Call, Group, Launcher, decoded, encoded, fused_broadcast
+from accel._launch import Launcher, decoded, encoded, fused_broadcast
 from accel._lowering import Plan
 from accel._signature import Signature
 from accel._tensors import check_in_place, check_rows

@@ -55,13 +55,13 @@ def busbw(operation: str, size: int, seconds: float, ranks: int) -> float:
 
 
 def sizes(smallest: int, largest: int, step: int) -> list[int]:
-    """`smallest`, times `step` each, up to `largest` bytes. Raises `ArgumentError`."""
+    """`smallest`, times `step` each, up to `largest` bytes, which is always the last. Raises `ArgumentError`."""
     if smallest < 1 or largest < smallest:
         raise ArgumentError(f"sizes go from {smallest} to {largest} bytes; expected at least 1, and the smaller first")
     if step < 2:
         raise ArgumentError(f"factor is {step}; expected at least 2")
     count = int(math.log(largest / smallest, step) + 1e-9) + 1
-    return [smallest * step**i for i in range(count)]
+    return list(dict.fromkeys([*(smallest * step**i for i in range(count)), largest]))
 
 
 def aligned(operation: str, size: int, element: int, ranks: int) -> int:

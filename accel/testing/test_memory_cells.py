@@ -98,7 +98,7 @@ def test_more_than_the_device_has_is_an_error_or_a_search_needs_an_end(backend: 
 def test_the_course_of_a_step_is_split_into_kinds_and_drawn_or_refused(
     backend: Any, start: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("matplotlib", reason="unsupported by the capability table: the lane has no matplotlib")
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     from accel.bench import _memory_plot, resnet50
     from accel.bench._options import Options
 

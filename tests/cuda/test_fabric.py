@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import accel
-from accel._launch import CallWatch
+from accel._call import CallWatch
 from accel.errors import ArgumentError, BackendError, CollectiveTimeout
 from accel.testing.ranks import RankFailure, run_ranks
 from accel_cuda.memory import CudaMemory
@@ -103,9 +103,14 @@ def test_waiting_on_the_host_for_an_operation_that_hangs_has_a_limit():  # T28, 
     class Launcher:
         joined, stuck, device, transport = True, False, Device(), CudaTransport()
 
-    watch = CallWatch.__new__(CallWatch)
-    watch._launcher, watch.check_abort = Launcher(), lambda: None
-    watch.timed_out = lambda limit: CollectiveTimeout(f"after {limit} s")
+    class Watch(CallWatch):
+        def check_abort(self):
+            pass
+
+        def timed_out(self, limit):
+            return CollectiveTimeout(f"after {limit} s")
+
+    watch = Watch(Launcher(), None)
     with pytest.raises(CollectiveTimeout, match=r"after 0\.05 s"):
         watch.synchronize(0.05)
     assert watch._launcher.stuck

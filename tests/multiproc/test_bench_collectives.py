@@ -56,7 +56,7 @@ def test_two_ranks_measure_every_operation_and_write_one_record(tmp_path: Path) 
         assert (row["time_over_bare"] is not None) is (row["bare_time_us"] is not None) is compared
         bounds = row["time_over_bare_low"], row["time_over_bare_high"]
         assert row["verdict"] == (bandwidth.judged(*bounds) if compared else None)
-    assert {(fit["operation"], fit["points"]) for fit in data["fits"]} == {(name, 3) for name in bandwidth.OPERATIONS}
+    assert {(fit["operation"], fit["points"]) for fit in data["fits"]} == {(name, 4) for name in bandwidth.OPERATIONS}
     assert data["coalescing"]["tensors"] == 5
     assert path.with_suffix(".svg").read_text().rstrip().endswith("</svg>")
     for shown in ("#wrong", "busbw", "# send_recv", "times faster", f"record: {path}"):

@@ -34,9 +34,9 @@ def test_the_size_of_a_dealt_operation_is_its_total() -> None:  # T30: each of 4
     assert bandwidth.aligned("reduce_scatter", 4100, 4, 4) == 4096
 
 
-def test_sizes_go_up_by_the_factor_and_end_within_the_largest() -> None:
+def test_sizes_go_up_by_the_factor_and_end_at_the_largest() -> None:
     assert bandwidth.sizes(8, 1 << 30, 8) == [8 << 3 * i for i in range(10)]
-    assert bandwidth.sizes(8, 100, 4) == [8, 32]
+    assert bandwidth.sizes(8, 100, 4) == [8, 32, 100]
     assert bandwidth.sizes(8, 8, 2) == [8]
     assert [bandwidth.parse_size(text) for text in ("8", "4K", "16MiB", "1G", "2kb")] == [
         8,

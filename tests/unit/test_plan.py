@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import weakref
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +13,12 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
+from typer.testing import CliRunner
 
 from accel import models, plan, records
 from accel.bench import plan as bench
 from accel.bench._options import Options
+from accel.cli import app
 from accel.eager_memory import TORCH
 from accel.errors import ArgumentError, ModelError
 from accel.footprint import Course, Recorder
@@ -315,20 +318,39 @@ def test_kinds_of_a_step_add_up_on_real_tensors() -> None:
 
 def test_the_record_of_a_plan_is_a_prediction_with_both_ways_and_a_picture(tmp_path: Path) -> None:
     options = Options(model="resnet18", data="digits", batch=64, accumulate=2)
-    found = bench.run(options, "A100-SXM4-40GB", tmp_path, "accel bench", devices=4, picture=str(tmp_path / "plan.png"))
+    found = bench.run(options, "A100-SXM4-40GB", tmp_path, "accel bench", picture=str(tmp_path / "plan.png"))
     assert records.read(found.path) == found.record
     assert found.record.origin == "predicted"
     part = found.record.plan
     assert part is not None
     assert part.plain.fits
     assert part.checkpointed.activations.value < part.plain.activations.value  # type: ignore[operator]
-    assert found.plain.saved_by_accumulation < 0
-    assert part.saved_by_accumulation.value is None
-    assert f"takes {-found.plain.saved_by_accumulation:,} bytes more" in (part.saved_by_accumulation.reason or "")
-    assert found.record.hardware.devices.value == found.record.hardware.world_size.value == 4
-    assert found.record.workload.global_batch.value == 64 * 2 * 4
+    assert part.saved_by_accumulation.value == found.plain.saved_by_accumulation
     assert found.record.results.peak_allocated.value == found.plain.peak_allocated
     assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_plan_of_several_devices_says_what_windows_cost_beside_buckets(tmp_path: Path) -> None:
+    asked = ("--model", "resnet18", "--data", "digits", "--batch", "64", "--accumulate", "2", "--out", str(tmp_path))
+    shown = CliRunner().invoke(
+        app, ["bench", "resnet50", *asked, "--plan", "--chip", "A100-SXM4-40GB", "--devices", "4"]
+    )
+    assert shown.exit_code == 0, shown.output
+    assert "batch 64 x 2, fp32, 4 device(s) (predicted)" in shown.output
+    assert re.search(r"accumulating takes [\d.]+ MiB more: one batch of 128 would peak at", shown.output)
+    record = records.read(next(tmp_path.glob("*.json")))
+    assert record.hardware.devices.value == record.hardware.world_size.value == 4
+    assert record.workload.global_batch.value == 64 * 2 * 4
+    assert record.plan is not None
+    assert record.plan.saved_by_accumulation.value is None
+    assert "beside DDP's buckets" in (record.plan.saved_by_accumulation.reason or "")
+
+
+@pytest.mark.parametrize("devices", ["1,2", "0", "two", "-1"])
+def test_a_plan_is_of_one_number_of_devices(devices: str) -> None:
+    shown = CliRunner().invoke(app, ["bench", "resnet50", "--plan", "--chip", "H100-SXM5", f"--devices={devices}"])
+    assert isinstance(shown.exception, ArgumentError)
+    assert "expected one number from 1" in str(shown.exception)
 
 
 @pytest.mark.parametrize(
