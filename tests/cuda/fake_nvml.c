@@ -80,6 +80,9 @@ nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(void *gpu, unsigned index, void
 nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, void **out) {
     for (int i = 0; i < count; i++)
         if (!strcmp(uuid, gpus[i].uuid)) { *out = &gpus[i]; return 0; }
+    for (int i = 0; i < count; i++)
+        for (int j = 0; j < gpus[i].migs; j++)
+            if (!strcmp(uuid, gpus[i].mig[j])) { *out = gpus[i].mig[j]; return 0; }
     return 6;
 }
 nvmlReturn_t nvmlDeviceGetCurrentClocksThrottleReasons(void *gpu, unsigned long long *out) {
