@@ -6,6 +6,7 @@ the scale, move the scheduler (only when stepped), zero all gradients of the ses
 
 from __future__ import annotations
 
+import logging
 import math
 from typing import Any, NamedTuple
 
@@ -17,6 +18,8 @@ from accel._window import VANISHED, Window, parameters_of
 from accel.backend import Backend
 from accel.errors import ArgumentError, WindowError
 from accel.scaler import Scaler
+
+log = logging.getLogger("accel")
 
 
 class StepResult(NamedTuple):
@@ -59,6 +62,7 @@ class Boundary:
         self._prepared = prepared  # every optimizer of the session, by id
         self._cuts = cuts  # None on eager devices
         self.steps = 0  # boundaries reached
+        self._warned = False
 
     def run(self, optimizers: tuple[Any, ...], scheduler: Any) -> StepResult:
         if scheduler is not None:
@@ -69,6 +73,7 @@ class Boundary:
         everywhere = True if self._alone else self._sync.finish(list(parameters_of(optimizers)))
         if not window.backwards and not any(p.grad is not None for p in parameters_of(optimizers)):
             window.reset()  # no rank has called backward in this window
+            self._warn_of_nothing()
             self._cut()
             return StepResult(True, False, False, None, None)
         factor = window.rescale() if not window.weighted else self._weight_factor()
@@ -93,6 +98,15 @@ class Boundary:
         window.reset()
         self._cut()
         return StepResult(True, not skipped, skipped, norm, scale)
+
+    def _warn_of_nothing(self) -> None:
+        if not self._warned:
+            self._warned = True
+            log.warning(
+                "step(): nothing was trained, since backward was not called in window %d (told once): call "
+                "session.backward(loss) before step()",
+                self.steps,
+            )
 
     def _cut(self) -> None:
         if self._cuts is not None:

@@ -28,7 +28,7 @@ from accel._wait import translated
 from accel._work import Work
 from accel.control import ControlPlane
 from accel.device import Device
-from accel.errors import ArgumentError, TensorError
+from accel.errors import ArgumentError, CollectiveMismatch, TensorError
 from accel.transport import Handle, Transport
 
 Time = float | timedelta | None
@@ -246,9 +246,21 @@ class Collective:
         self._made += 1
         handle = None
         if self.world_size > 1:
+            self._agree_on_ranks(chosen)
             with translated(lambda: f"new_group({chosen}) on rank {self.rank}", self._control.last_words):
                 handle = self._transport.new_group(chosen, self.timeout)
         return self._group(f"{self._made}: ranks {', '.join(map(str, chosen))}", tuple(chosen), handle)
+
+    def _agree_on_ranks(self, chosen: list[int]) -> None:
+        """Raise `CollectiveMismatch` on every rank where one wants another group: a fabric that connects other ranks
+        than its peers do waits for several timeouts and names nobody.
+        """
+        sides = [list(ranks) for ranks in self._control.all_gather_object(chosen, self.timeout)]
+        if any(ranks != chosen for ranks in sides):
+            told = "; ".join(f"rank {rank}: new_group({ranks})" for rank, ranks in enumerate(sides))
+            raise CollectiveMismatch(
+                f"ranks want different groups ({told}): every rank of the world must call new_group with the same ranks"
+            )
 
     def reduce_gradients(self, signature: Signature) -> Entry:
         """Number, compare and record the reduction of gradients that a backward is about to run on the fabric itself;

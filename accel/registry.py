@@ -143,7 +143,9 @@ def _named(wanted: str, source: str, registered: list[BackendSpec]) -> tuple[Bac
         names = [n for spec in registered for n in (spec.name, *spec.aliases)]
         near = difflib.get_close_matches(wanted, names, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise BackendError(f"{source}={wanted!r} is not a registered backend{hint}\n{_listing(registered)}")
+        raise BackendError(
+            f"{source}={wanted!r} is not a registered backend{hint}; choose one of the\n{_listing(registered)}"
+        )
     infos = [(spec, _probe(spec)) for spec in candidates]
     for spec, info in infos:
         if info.usable:

@@ -127,6 +127,8 @@ class Session:
         masks of nn.Dropout modules on the host: the same on every backend for one seed, others on each rank. Raises
         `ModelError` for parameters in half precision, on several devices or of another model.
         """
+        if self._closed:
+            raise _closed("prepare")
         if buffers not in BUFFER_POLICIES:
             raise ArgumentError(f"prepare(buffers={buffers!r}): expected one of {', '.join(BUFFER_POLICIES)}")
         _prepare.check(model, optimizers)
@@ -182,6 +184,8 @@ class Session:
         smaller than the others ("keep", the default of eager devices) or not ("drop", counted in `dropped_batches`, the
         default of lazy devices, which compile a graph for each shape).
         """
+        if self._closed:
+            raise _closed("batches")
         _loader.check_arguments(train, epoch, skip, steps, prefetch, short)
         if train:
             return self._batches.train(loader, epoch, skip, steps, prefetch, short)
@@ -363,6 +367,7 @@ class Session:
         if not failed:
             self._drop_window("the session was closed")
         self.backend.precision.restore()
+        self.autocast = _no_autocast
         self._batches.close()
         try:
             self.backend.collective.destroy()
@@ -400,6 +405,10 @@ def _bad_loss(loss: Any) -> ArgumentError:
         "backward(loss): it is not attached to a graph (requires_grad is False); was it "
         "detached, or computed under no_grad?"
     )
+
+
+def _no_autocast(enabled: bool = True) -> Any:  # noqa: ARG001 - as autocast is called
+    raise _closed("autocast")
 
 
 def _closed(what: str) -> WindowError:

@@ -43,4 +43,8 @@ def main() -> NoReturn:
     except AccelError as error:
         print(f"accel: {error.line}", file=sys.stderr)  # noqa: T201
         sys.exit(error.exit_code)
+    except MemoryError as error:
+        why = f"accel: the host's memory is not enough ({error}); choose a smaller batch or image size"
+        print(why, file=sys.stderr)  # noqa: T201
+        sys.exit(1)
     sys.exit(0)

@@ -24,7 +24,8 @@ from accel import _script
 from accel.errors import ArgumentError, LaunchError
 
 _BY_SIGNAL = 128  # a shell's exit code for "ended by signal n" is 128 + n
-# Seconds that torch's agent gives the other ranks to end after SIGTERM, which a frozen one never does (torch 2.13; 30).
+# Seconds that torch's agent gives the ranks to end once it is told to end itself (30); after a rank's failure it gives
+# the others 30 s whatever is set here (torch 2.13).
 _ENDING = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 
 

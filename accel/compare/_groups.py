@@ -17,7 +17,7 @@ from accel.compare._scaling import Scaling, scalings
 from accel.compare._uncertainty import Interval, Unknown, ratio_interval, throughput_interval
 from accel.errors import ArgumentError
 from accel.published import Run
-from accel.records import Figure, Record
+from accel.records import CALIBRATION, Figure, Record
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,9 @@ _FIELDS: dict[str, Callable[[Record], str | Figure]] = {
 
 def _key(record: Record) -> dict[str, str]:
     values = {name: read(record) for name, read in _FIELDS.items()}
-    return {name: value if isinstance(value, str) else value.words() for name, value in values.items()}
+    key = {name: value if isinstance(value, str) else value.words() for name, value in values.items()}
+    calibration = record.hardware.details.get(CALIBRATION)  # code bases differ by more than chips do
+    return key if calibration is None else key | {CALIBRATION: calibration}
 
 
 def _work(entry: Entry) -> tuple[str, ...]:

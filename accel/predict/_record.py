@@ -31,7 +31,8 @@ def record(forecast: Forecast, command: str) -> records.Record:
         chip=Label(forecast.chip.name),
         devices=devices,
         hosts=Figure(1, "hosts"),
-        details={f"predicted seconds of a step: {name}": f"{value:.4g}" for name, value in step._asdict().items()},
+        details={records.CALIBRATION: calibration.set}
+        | {f"predicted seconds of a step: {name}": f"{value:.4g}" for name, value in step._asdict().items()},
         versions={"accel": __version__},
         numerics=records.Numerics(forecast.precision, {}),
         workload=records.Workload(

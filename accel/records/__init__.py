@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from accel.records._file import check, destination, read, schema, write, write_text
 from accel.records._record import (
+    CALIBRATION,
     ORIGINS,
     SCHEMA,
     BackendPart,
@@ -33,6 +34,7 @@ from accel.records._record import (
 from accel.records._unrun import new_id, predicted
 
 __all__ = [
+    "CALIBRATION",
     "ORIGINS",
     "SCHEMA",
     "BackendPart",

@@ -8,6 +8,7 @@ from typing import Any
 from accel.errors import RecordError
 
 AGAIN = "make the record again"
+NEAR = 1e-6  # for what rounding does to a figure
 
 
 def check_consistency(data: dict[str, Any], where: str) -> None:
@@ -24,6 +25,14 @@ def check_consistency(data: dict[str, Any], where: str) -> None:
     for name, value in (("steps", steps), ("repeats", repeats)):
         if value == 0:
             raise RecordError(f"{where}: protocol.{name} is 0, so nothing was timed; {AGAIN} with --{name} 1 or more")
+    if hardware["devices"]["value"] == 0:
+        raise RecordError(f"{where}: hardware.devices is 0, so nothing was run; {AGAIN}")
+    rate, rates = results["throughput"]["value"], results["throughput_repeats"]["values"]
+    if rate is not None and rates and not min(rates) * (1 - NEAR) <= rate <= max(rates) * (1 + NEAR):
+        raise RecordError(
+            f"{where}: results.throughput is {rate}, which is not between its repeats ({min(rates)} to {max(rates)} "
+            f"images/s); {AGAIN}"
+        )
     times = len(results["step_times"]["values"])
     if None not in (steps, repeats) and times and times != steps * repeats:
         raise RecordError(

@@ -15,6 +15,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 SCHEMA = "accel-record/1"
 ORIGINS = ("measured", "emulated", "published", "predicted")
 
+CALIBRATION = "calibration"  # in the hardware details of a predicted record: the runs that the model was fitted to
 NOT_YET = "the record was made by a version that did not take it"
 
 Number = int | float

@@ -79,7 +79,7 @@ def test_a_peak_that_cannot_start_anew_stays(backend: Any) -> None:
     assert (after.peak_allocated, after.peak_reserved) == (before.peak_allocated, before.peak_reserved)
 
 
-def test_more_than_the_device_has_is_an_error_or_a_search_needs_an_end(backend: Any) -> None:  # T49
+def test_more_than_the_device_has_is_an_error_or_a_search_needs_an_end(backend: Any, start: Any) -> None:  # T49
     if backend.capabilities().offers("memory.oom"):
         needs(backend, "device.stream")  # a lazy device allocates when its graph runs
         total = backend.memory.stats().total
@@ -88,11 +88,14 @@ def test_more_than_the_device_has_is_an_error_or_a_search_needs_an_end(backend: 
         assert backend.memory.is_oom(caught.value)
         return
     if backend.capabilities().offers("memory.track"):
-        found = accel.find_batch_size(lambda batch: mebibytes(backend, batch), 4, budget=16 * MIB, repeats=1)
+        session = start()
+        found = accel.find_batch_size(
+            lambda batch: mebibytes(backend, batch), 4, budget=16 * MIB, repeats=1, session=session
+        )
         assert (found.batch, found.too_large) == (16, 17)
         return
     with pytest.raises(UnsupportedError, match="give most="):
-        accel.find_batch_size(lambda batch: None, 4)
+        accel.find_batch_size(lambda batch: None, 4, session=start())
 
 
 def test_the_course_of_a_step_is_split_into_kinds_and_drawn_or_refused(

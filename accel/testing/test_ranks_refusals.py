@@ -83,6 +83,26 @@ def test_bad_arguments_give_one_error_on_all_ranks_and_touch_nothing(ranks: Rank
         assert text.startswith(said[what]), f"{what}: {text}"
 
 
+def _groups_that_differ(name: str) -> dict[str, Any]:
+    with init(name, timeout=60.0) as s:
+        c = s.backend.collective
+        try:
+            c.new_group([0] if s.rank == 0 else [0, 1])
+            said = "made"
+        except CollectiveMismatch as error:
+            said = str(error)
+        t = torch.ones(2, device=s.device)
+        c.all_reduce(t, group=c.new_group([0, 1]))
+        return {"said": said, "after": t.tolist()}
+
+
+def test_ranks_that_want_other_groups_raise_together_and_go_on(ranks: RankPool, backend_name: str) -> None:  # T03
+    first, second = ranks.run(_groups_that_differ, backend_name)
+    assert first == second
+    assert "rank 0: new_group([0]); rank 1: new_group([0, 1])" in first["said"]
+    assert first["after"] == [2.0, 2.0]
+
+
 def _mismatching(c: Collective, device: torch.device, what: str) -> torch.Tensor:
     t = torch.full((2, 3), c.rank + 1.0, device=device)
     if what == "shape":

@@ -191,6 +191,26 @@ def test_closed_session_does_not_train(start: Any) -> None:
         session.backward(loss)
     with pytest.raises(WindowError, match="closed session"):
         session.step(optimizer)
+    with pytest.raises(WindowError, match="closed session"), session.autocast():
+        pass
+    with pytest.raises(WindowError, match="closed session"):
+        session.prepare(torch.nn.Linear(2, 2))
+    with pytest.raises(WindowError, match="closed session"):
+        session.batches([torch.ones(1)])
+
+
+def test_steps_without_a_backward_are_told_once(start: Any, caplog: pytest.LogCaptureFixture) -> None:
+    session = start()
+    _, optimizer = prepared(session)
+    with caplog.at_level("WARNING", logger="accel"):
+        results = [session.step(optimizer) for _ in range(3)]
+    assert [(result.boundary, result.stepped) for result in results] == [(True, False)] * 3
+    assert [record.getMessage() for record in caplog.records if "nothing was trained" in record.getMessage()] == [
+        (
+            "step(): nothing was trained, since backward was not called in window 1 (told once): call "
+            "session.backward(loss) before step()"
+        )
+    ]
 
 
 def test_expanded_buffer_becomes_a_whole_one(start: Any) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from accel import chips, flops, models, predict, published, records
+from accel.compare import compare
 from accel.errors import ArgumentError
 from accel.predict import _model
 from accel.predict._calibrate import Set
@@ -56,6 +57,17 @@ def test_a_forecast_says_what_it_rests_on_and_makes_a_record(tmp_path: Path) -> 
     assert again.origin == "predicted" and again.results.throughput.value == forecast.throughput
     assert again.results.peak_allocated.reason and again.workload.seed is None
     assert "at worst" in again.warnings[0] and any("lambdal" in source for source in again.sources)
+
+
+def test_predictions_from_other_code_bases_are_not_compared() -> None:
+    made = [
+        predict.record(predict.predict("resnet50", chip), "accel predict") for chip in ("H100-SXM5", "Ascend-910B1")
+    ]
+    report = compare(made)
+    assert [group.key["calibration"] for group in report.groups] == ["lambda", "mlperf"]
+    assert "calibration" in {difference.field for difference in report.differences}
+    same = compare(predict.record(predict.predict("resnet50", chip), "x") for chip in ("H100-SXM5", "H200-SXM"))
+    assert len(same.groups) == 1
 
 
 def test_a_chip_of_a_vendor_without_a_code_base_gets_the_mixed_calibration_and_its_error() -> None:

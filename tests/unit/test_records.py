@@ -255,6 +255,7 @@ def record_parts(draw: st.DrawFn) -> Record:
             step_time=Figure(marks[1], "s"),
             step_time_p90=Figure(marks[2], "s"),
             step_times=Series(times, "s"),
+            throughput_repeats=Series((), "images/s", reason="drawn without"),
             loss_curve=records.Curve(points, "nats"),
         ),
     )
@@ -285,6 +286,8 @@ def test_figures_that_are_not_finite_or_negative_are_refused(tmp_path: Path, val
         ({"workload__global_batch__value": 33}, "global_batch is 33, but 16 images x 1 micro-batches x 2 ranks is 32"),
         ({"protocol__repeats__value": 3}, "step_times has 4 values, but 3 repeats of 2 steps"),
         ({"results__step_time__value": 2.0}, "not between its p10 and p90"),
+        ({"results__throughput__value": 5000.0}, "throughput is 5000.0, which is not between its repeats"),
+        ({"hardware__devices__value": 0}, "hardware.devices is 0"),
         ({"results__loss_curve__points": [[0, 1.0]]}, "loss_curve"),
         ({"results__loss_curve__points": [[2, 1.0], [2, 0.9]]}, "loss_curve has step 2 after step 2"),
         ({"protocol__steps__value": 0}, r"protocol\.steps is 0, so nothing was timed.*--steps"),

@@ -93,7 +93,7 @@ def test_a_timed_step_has_run_and_compilation_is_warm_up(backend, runs):  # T29
         ran.append(before)
         return 64
 
-    timing = _timing.measure(step, device, steps=3, repeats=2, warmup=1)
+    timing = _timing.measure(step, device, steps=3, repeats=2, warmup=1, settle=0)
     assert len(timing.warmup) == 5
     assert len(timing.compiling) == 4
     assert timing.warnings == []
