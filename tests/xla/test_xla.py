@@ -96,7 +96,7 @@ def test_a_timed_step_has_run_and_compilation_is_warm_up(backend, runs):  # T29
     timing = _timing.measure(step, device, steps=3, repeats=2, warmup=1, settle=0)
     assert len(timing.warmup) == 5
     assert len(timing.compiling) == 4
-    assert timing.warnings == []
+    assert [warning for warning in timing.warnings if "compiled" in warning] == []
     assert [b - a for a, b in itertools.pairwise(ran)] == [1] * (calls - 1)  # each had run when the next began
     assert calls == 5 + 6
 
