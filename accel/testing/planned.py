@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -89,6 +90,7 @@ class Case:
     def measured(self, session: Any, steps: int) -> Measured:
         """Train for `steps` optimizer steps and measure the last; `session` has the precision and the accumulation."""
         backend = session.backend
+        gc.collect()  # what earlier sessions left in cycles would go at any moment of this one
         before = backend.memory.stats().allocated or 0  # what other tests hold
         torch.manual_seed(3)
         net = self.made()

@@ -35,7 +35,8 @@ def test_the_plan_foretells_the_measured_peak_and_what_checkpointing_saves(
     assert plain.peak == pytest.approx(planned.peak_allocated, rel=CLOSE)
     assert less.peak == pytest.approx(planned_less.peak_allocated, rel=CLOSE)
     fall = planned.peak_allocated - planned_less.peak_allocated
-    assert plain.peak - less.peak == pytest.approx(fall, rel=CLOSE)
+    # A fall of a few tensors is less than 5 % of them: it is held to a four-hundredth of the peak.
+    assert plain.peak - less.peak == pytest.approx(fall, rel=CLOSE, abs=CLOSE**2 * planned.peak_allocated)
     assert fall > share * planned.peak_allocated
 
 

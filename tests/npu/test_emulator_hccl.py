@@ -213,7 +213,7 @@ def _alone() -> str:
 
 
 def test_a_rank_that_never_connects_ends_in_hccls_timeout() -> None:
-    ended = outcomes(_alone, 2, timeout=60, env={"HCCL_CONNECT_TIMEOUT": "3", "HCCL_ASYNC_ERROR_HANDLING": "0"})
+    ended = outcomes(_alone, 2, timeout=150, env={"HCCL_CONNECT_TIMEOUT": "3", "HCCL_ASYNC_ERROR_HANDLING": "0"})
     assert ended[0].kind == "result", ended[0]
     assert "error code is 9" in ended[0].value
     assert "EI0006" in ended[0].value
