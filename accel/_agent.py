@@ -16,9 +16,8 @@ import time
 from pathlib import Path
 from types import TracebackType
 
-LIMIT = (
-    8.0  # seconds that an ended rank may wait to be collected; an agent that is not held up looks ten times a second
-)
+# Seconds that an ended rank may wait to be collected; an agent that is not held up looks ten times a second.
+LIMIT = 8.0
 _PERIOD = 0.5
 
 

@@ -107,53 +107,45 @@ class Rehearsal:
             session._cuts.divert(sync.cut)
 
 
-def _prepared_late() -> ArgumentError:
-    return ArgumentError("find_batch_size(step): step calls prepare; prepare the model before the search")
+class _Around:
+    """What both stand-ins below pass on to the session's own `GradSync`, `inner`."""
 
-
-class _Alone(NoSync):
-    """Each rank steps on its own gradients; a lazy device's graph is run by `flush`, without the other ranks."""
-
-    def __init__(self, inner: GradSync, flush: Callable[[], None]) -> None:
+    def __init__(self, inner: GradSync) -> None:
         self._inner = inner
-        self._flush = flush
 
     def wrap(self, model: nn.Module, *, buffers: str, unused_parameters: bool) -> nn.Module:
-        raise _prepared_late()
-
-    def arm(self, last: bool) -> None:
-        self._inner.arm(False)
+        raise ArgumentError("find_batch_size(step): step calls prepare; prepare the model before the search")
 
     def backward(self, loss: torch.Tensor) -> None:
         self._inner.backward(loss)
 
     def explained(self, error: RuntimeError) -> CollectiveError | None:
         return self._inner.explained(error)
+
+
+class _Alone(_Around, NoSync):
+    """Each rank steps on its own gradients; a lazy device's graph is run by `flush`, without the other ranks."""
+
+    def __init__(self, inner: GradSync, flush: Callable[[], None]) -> None:
+        super().__init__(inner)
+        self._flush = flush
+
+    def arm(self, last: bool) -> None:
+        self._inner.arm(False)
 
     def cut(self) -> None:
         self._flush()
 
 
-class _Buckets(GradSync):
-    """Does what `inner` does and remembers where in DDP's buckets each gradient lies; DDP makes them anew after its
-    first step.
-    """
+class _Buckets(_Around, GradSync):
+    """Remembers where in DDP's buckets each gradient lies; DDP makes them anew after its first step."""
 
     def __init__(self, inner: DDPSync) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self.views: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-
-    def wrap(self, model: nn.Module, *, buffers: str, unused_parameters: bool) -> nn.Module:
-        raise _prepared_late()
 
     def arm(self, last: bool) -> None:
         self._inner.arm(last)
-
-    def backward(self, loss: torch.Tensor) -> None:
-        self._inner.backward(loss)
-
-    def explained(self, error: RuntimeError) -> CollectiveError | None:
-        return self._inner.explained(error)
 
     def finish(self, parameters: Sequence[torch.Tensor]) -> bool:
         equal = self._inner.finish(parameters)

@@ -7,10 +7,10 @@ fastest.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from accel._threads import available_cores
 from accel.records import Figure, InputAdvice, InputTrial
 
 if TYPE_CHECKING:
@@ -30,8 +30,7 @@ def counts(cores: int) -> list[int]:
 
 def cores_of_a_rank(session: Session) -> int:
     """Cores that this host gives each of its ranks."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, usable // session.local_world_size)
+    return max(1, available_cores() // session.local_world_size)
 
 
 def unknown(why: str) -> InputAdvice:

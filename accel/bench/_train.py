@@ -100,6 +100,18 @@ def sgd(parameters: Iterable[nn.Parameter], lr: float, fused: bool) -> torch.opt
     return torch.optim.SGD(groups, lr=lr, momentum=MOMENTUM, fused=fused)
 
 
+def share(step: int, total: int) -> float:
+    """Learning rate of optimizer step `step`, from 0, of `total`, as a share of the peak: linear warm-up, then a half
+    cosine. Steps beyond the last, where the benchmark's warm-up was extended, keep its rate: at 0 they would train
+    nothing.
+    """
+    warm = max(1, round(WARM_UP * total))
+    step = min(step, total - 1)
+    if step < warm:
+        return (step + 1) / warm
+    return 0.5 + 0.5 * math.cos(math.pi * (step - warm) / (total - warm))
+
+
 class Trainer:
     """A prepared model, optimizer and schedule over `total` optimizer steps on `devices` (default: the session's)."""
 
@@ -122,16 +134,9 @@ class Trainer:
         self.devices = session.world_size if devices is None else devices
         scaled = LR_PER_IMAGE * options.batch * session.accumulate * self.devices
         self.lr = scaled if options.lr is None else options.lr
-        warm = max(1, round(WARM_UP * total))
-
-        def share(step: int) -> float:  # of the peak; it stays at its end when warm-up is extended
-            if step < warm:
-                return (step + 1) / warm
-            return 0.5 + 0.5 * math.cos(math.pi * min(1.0, (step - warm) / max(1, total - warm)))
-
         fused = offers.offers("train.fused_optimizer")
         optimizer = sgd(module.parameters(), self.lr, fused)
-        self._scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, share)
+        self._scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(share, total=total))
         self.model, self._optimizer = session.prepare(module, optimizer, compile=options.compile)
         if options.graphs:
             sample = torch.zeros(options.batch, 3, dataset.size, dataset.size, device=session.device)

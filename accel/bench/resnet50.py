@@ -92,8 +92,7 @@ def run(
 
         loader = load(options.workers, options.pin)
         schedule = _schedule(options, session, loader)
-        most = schedule.total + (0 if options.epochs is not None else _timing.SETTLE)  # a longer warm-up decays nothing
-        trainer = _train.Trainer(session, options, train, loader, most)
+        trainer = _train.Trainer(session, options, train, loader, schedule.total)
         epochs = _goal.Epochs(before_data, schedule.epoch, None if options.target is None else evaluate)
         measured = _timed(session, trainer, schedule, epochs, fixed=options.epochs is not None)
         accuracy = epochs.passed.accuracies[-1] if epochs.passed.accuracies else None

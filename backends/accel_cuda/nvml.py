@@ -82,9 +82,7 @@ def disturbance(uuid: str) -> tuple[tuple[str, ...] | None, int | None, dict[str
             except NvmlError as error:  # not told of a MIG device
                 reasons["throttled"] = str(error)
             name = "nvmlDeviceGetComputeRunningProcesses_v3"
-            code = getattr(library, name)(
-                handle, ctypes.byref(count), None
-            )  # no room is given: it says how much it needs
+            code = getattr(library, name)(handle, ctypes.byref(count), None)  # without room it says how much it needs
             if code not in (_SUCCESS, _INSUFFICIENT_SIZE):
                 _check(library, name, code)
             # This process is one of them, unless its container hides it from the driver's list, and others with it.

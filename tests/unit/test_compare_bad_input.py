@@ -12,20 +12,9 @@ from accel import chips
 from accel.compare import compare, load, parse_prices
 from accel.errors import AccelError, ArgumentError, RecordError
 from tests.unit.test_compare import plain, record, save, terminal
+from tests.unit.test_records import GOAL
 
-GOAL: dict[str, Any] = {
-    "clock": "from before the first data access",
-    "epoch_images": {"value": 1024, "unit": "images"},
-    "epoch_time": {"value": 30.0, "unit": "s"},
-    "epoch_basis": "measured",
-    "target": {"value": 0.9, "unit": "fraction"},
-    "outcome": "reached",
-    "time_to_target": {"value": 40.0, "unit": "s"},
-    "epochs_to_target": {"value": 1, "unit": "epochs"},
-    "evaluated_images": {"value": 100, "unit": "images"},
-    "evaluated_at": {"values": [40.0, 39.0], "unit": "s"},
-    "accuracies": {"values": [0.95, 0.95], "unit": "fraction"},
-}
+BACKWARDS = {**GOAL, "evaluated_at": {"values": [40.0, 39.0, 41.0], "unit": "s"}}
 
 BAD: dict[str, tuple[str, str]] = {
     "truncated": (json.dumps(plain("bad"))[:-50], "truncated or not JSON"),
@@ -36,7 +25,10 @@ BAD: dict[str, tuple[str, str]] = {
         json.dumps(plain("bad", results__step_times__values=[0.9, -0.1, 1.0, 1.1])),
         "step_times.values.1",
     ),
-    "clock that went backwards": (json.dumps(plain("bad", goal=GOAL)), "39.0 s after 40.0 s: the clock went backwards"),
+    "clock that went backwards": (
+        json.dumps(plain("bad", goal=BACKWARDS)),
+        "39.0 s after 40.0 s: the clock went backwards",
+    ),
     "zero steps": (
         json.dumps(plain("bad", protocol__steps__value=0, results__step_times__values=[0.0])),
         "protocol.steps is 0, so nothing was timed",

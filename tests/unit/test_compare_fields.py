@@ -15,33 +15,37 @@ from accel.compare import Report, compare, write_html
 from accel.compare._cells import BASELINE, PRICE, Cell, columns
 from accel.records import Curve, Figure, Record, Series
 from tests.unit.test_compare import record
-from tests.unit.test_compare_judgement import H100, MISSED, RAN
+from tests.unit.test_compare_cost import H100, MISSED, RAN
 
 PARTS = ("results", "goal", "efficiency", "disturbance")  # what a run gave; the rest says what was run
-PHASES = {f"results__{name}_time": {"value": 0.25, "unit": "s"} for name in ("data", "forward", "backward", "update")}
 MORE = {
     **H100,
-    **PHASES,
-    "results__reduce_time": {"value": 0.01, "unit": "s"},
-    "results__reduce_overlap": {"value": 0.5, "unit": "fraction"},
-    "results__data_share": {"value": 0.05, "unit": "fraction"},
-    "results__energy": {"value": 3.5, "unit": "J/image"},
-    "results__compile_time": {"value": 2.0, "unit": "s"},
-    "results__fallbacks": {"value": 1, "unit": "operations"},
-    "results__peak_allocated": {"value": 2**30, "unit": "bytes"},
+    **{
+        f"results__{name}": {"value": value, "unit": unit}
+        for unit, values in {
+            "s": {"data_time": 0.1, "forward_time": 0.3, "backward_time": 0.5, "update_time": 0.1, "reduce_time": 0.01,
+                  "compile_time": 2.0},
+            "fraction": {"reduce_overlap": 0.5, "data_share": 0.05},
+            "J/image": {"energy": 3.5},
+            "operations": {"fallbacks": 1},
+            "bytes": {"peak_allocated": 2**30},
+        }.items()
+        for name, value in values.items()
+    },
     "efficiency": {
         "chip": {"value": "H100-SXM5"},
         "arithmetic": {"value": "fp32"},
-        "peak": {"value": 66.9e12, "unit": "FLOP/s"},
-        "macs_forward": {"value": 1, "unit": "MAC/image"},
-        "flops_forward": {"value": 2, "unit": "FLOP/image"},
-        "flops_training": {"value": 6, "unit": "FLOP/image"},
-        "bytes_training": {"value": 6, "unit": "bytes/image"},
-        "elements_training": {"value": 6, "unit": "operations/image"},
-        "achieved": {"value": 1e12, "unit": "FLOP/s"},
-        "mfu": {"value": 0.015, "unit": "fraction"},
+        **{
+            name: {"value": value, "unit": unit}
+            for name, value, unit in (
+                ("peak", 66.9e12, "FLOP/s"), ("achieved", 1e12, "FLOP/s"), ("mfu", 0.015, "fraction"),
+                ("macs_forward", 1, "MAC/image"), ("flops_forward", 2, "FLOP/image"),
+                ("flops_training", 6, "FLOP/image"),
+                ("bytes_training", 6, "bytes/image"), ("elements_training", 6, "operations/image"),
+            )
+        },
     },
-}
+}  # fmt: skip
 
 
 def report() -> Report:

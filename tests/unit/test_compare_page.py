@@ -13,7 +13,8 @@ import pytest
 
 from accel.compare import compare, with_published, write_html
 from tests.unit.test_compare import record
-from tests.unit.test_compare_judgement import H100, on
+from tests.unit.test_compare_cost import H100
+from tests.unit.test_compare_judgement import on
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 WIDTHS = (1280, 390)  # px: a laptop, a phone

@@ -30,3 +30,20 @@ def test_line_leaves_out_the_traceback_of_a_loaders_worker() -> None:
         list(DataLoader(Broken(), num_workers=1))
     assert "Traceback" in str(caught.value)
     assert caught.value.line == "x.png: cannot be decoded"
+
+
+def test_a_host_without_enough_memory_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from accel import cli
+
+    def greedy() -> None:
+        raise MemoryError("Unable to allocate 10.9 TiB")
+
+    monkeypatch.setattr(cli, "app", greedy)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == (
+        "accel: the host's memory is not enough (Unable to allocate 10.9 TiB); choose a smaller batch or image size\n"
+    )
