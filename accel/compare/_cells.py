@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from accel.compare._groups import Entry
-from accel.compare._uncertainty import Unknown
+from accel.compare._uncertainty import Unknown, sampled
 from accel.records import Figure, Goal, Record
 
 ORIGIN_SHORT = {"measured": "meas", "emulated": "emul", "published": "publ", "predicted": "pred"}
@@ -19,7 +19,6 @@ ORIGIN_MEANING = {
 
 
 BASELINE, PRICE = "baseline: ", "price: "  # before a field of the baseline's record, and before what no record holds
-SAMPLED = ("results.step_times", "protocol.repeats", "protocol.steps", "disturbance.other_share")  # of an interval
 _RATE = "results.throughput"
 EXTRAPOLATED = " extrapolated"  # behind a figure that no run has shown: so many images at the throughput
 
@@ -183,21 +182,16 @@ def _interval(entry: Entry) -> Cell:
     if isinstance(entry.interval, Unknown):
         return Cell("-", why=entry.interval.reason)
     low, high = entry.interval
-    return Cell(f"{number(low)} to {number(high)}", _origin(entry), fields=(_RATE, *_sampled(entry.record)))
+    return Cell(f"{number(low)} to {number(high)}", _origin(entry), fields=(_RATE, *sampled(entry.record)))
 
 
 def _verdict(entry: Entry, baseline: Record) -> Cell:
     if isinstance(entry.ratio_interval, Unknown):
         return Cell("-", why=None if entry.is_baseline else entry.ratio_interval.reason)
     low, high = entry.ratio_interval
-    fields = [_RATE, *_sampled(entry.record)]
-    fields += [f"{BASELINE}{field}" for field in (_RATE, *_sampled(baseline))]
+    fields = [_RATE, *sampled(entry.record)]
+    fields += [f"{BASELINE}{field}" for field in (_RATE, *sampled(baseline))]
     return Cell(f"{entry.verdict} ({low:.3g}x to {high:.3g}x)", _origin(entry), fields=tuple(fields))
-
-
-def _sampled(record: Record) -> tuple[str, ...]:
-    """Where the interval of a throughput comes from; older records do not tell of others' load."""
-    return SAMPLED if record.disturbance else SAMPLED[:-1]
 
 
 def _cost(entry: Entry, value: float | None, reason: str | None, time: str, mark: str = "") -> Cell:

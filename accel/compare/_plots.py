@@ -18,10 +18,10 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from accel import chips
-from accel.compare._cells import PHASES, SAMPLED, number, phase_times
+from accel.compare._cells import PHASES, number, phase_times
 from accel.compare._groups import Entry, Group
 from accel.compare._scaling import Scaling
-from accel.compare._uncertainty import Unknown
+from accel.compare._uncertainty import SAMPLED, Unknown
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

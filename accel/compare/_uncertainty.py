@@ -17,6 +17,8 @@ import numpy as np
 from accel.records import Record
 
 LEVEL = 0.95
+# The fields of a record that an interval around its throughput is made of.
+SAMPLED = ("results.step_times", "protocol.repeats", "protocol.steps", "disturbance.cpu_wait")
 # Standard deviation of the logarithm of the throughput of equal runs, beyond what varies inside each of them: see
 # docs/proofs.md and docs/proofs/compare-runs.json.
 BETWEEN = 0.01
@@ -40,6 +42,11 @@ class Unknown(NamedTuple):
     """Why there is no interval."""
 
     reason: str
+
+
+def sampled(record: Record) -> tuple[str, ...]:
+    """Those of `SAMPLED` that `record` has: older ones do not tell what disturbed them."""
+    return SAMPLED if record.disturbance else SAMPLED[:-1]
 
 
 def throughput_interval(record: Record) -> Interval | Unknown:
